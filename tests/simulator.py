@@ -172,14 +172,5 @@ def simulate(workload: Workload, settings: Setup) -> Run:
         return started.replay(settings.with_load(workload))
 
 
-def replayed(simulators: Simulators, workload: Workload, wanted: Sequence[Setup]) -> list[Run]:
-    """The set-ups' replays of this load, in their order; KvtuneError when one fails."""
-    done = dict(simulators.run(on(workload, wanted)))
-    for outcome in done.values():
-        if isinstance(outcome, KvtuneError):
-            raise outcome
-    return [cast(Run, done[number]) for number in range(len(wanted))]
-
-
 def seen() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(SEEN) and name not in UNREAD}

@@ -20,7 +20,7 @@ def test_kvtune_alone_names_the_doors_and_what_is_here(
         )
         assert run([]) == 0
     said = capsys.readouterr().out
-    assert "2 x NVIDIA" in said and f"0.32.0 at {base}" in said
+    assert "2 x NVIDIA H100" in said and f"a server of vLLM 0.32.0 at {base}" in said
     assert all(f"kvtune {words[0]}" in said for _, words in doors.DOORS)
 
 
@@ -33,4 +33,4 @@ def test_what_is_no_vllm_server_is_not_called_one(
     with http(answers) as base:
         monkeypatch.setattr(doors, "URL", base)
         assert run([]) == 0
-    assert f"server at {base}" in capsys.readouterr().out
+    assert f"no vLLM server at {base}" in capsys.readouterr().out

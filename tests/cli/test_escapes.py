@@ -38,19 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]) -> Path:
     """A folder with hostile runs and recipes, which is the output folder and the current one."""
-    return placed(tmp_path, monkeypatch, runs, STEERS)
-
-
-def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path], text: str) -> Path:
-    made = tmp_path / f"out{text}"
-    shutil.copytree(runs[text], made)
-    (made / f"torn{text}.kvrun").write_bytes(b"PK")
-    (made / "recipes").mkdir()
-    (made / "recipes" / f"name{text}.toml").write_text("no toml", encoding="utf-8")
-    tables = plain(steering_recipe(read_recipe(RECIPE), text))
-    if text == FAKES:
-        tables["recipe"] = plain(read_recipe(RECIPE))["recipe"]  # its texts must be lines
-    (made / "mine.toml").write_text(to_toml({**json.loads(json.dumps(tables))}), encoding="utf-8")
+    made = tmp_path / f"out{STEERS}"
+    shutil.copytree(runs[STEERS], made)
+    (made / f"torn{STEERS}.kvrun").write_bytes(b"PK")
     monkeypatch.setenv("KVTUNE_OUTPUT", str(made))
     monkeypatch.chdir(made)
     return made
@@ -82,9 +72,6 @@ COMMANDS = [
     ["bounds", "-w", "decode", "--model", STEERS],
     ["profile", "tiny-opt", "-w", STEERS],
     ["profile", "tiny-opt", "--on", STEERS],
-    ["recipe", "list"],
-    ["recipe", "show", "mine.toml"],
-    ["recipe", "show", "mine.toml", "--raw"],
     ["recipe", "show", STEERS],
     ["recipe", STEERS],
     [STEERS],
@@ -117,27 +104,53 @@ def test_a_page_shows_what_would_reorder_or_hide_its_text(folder: Path, name: st
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]) -> Path:
     """The same folder, where every text begins lines that look like kvtune's."""
-    made = placed(tmp_path, monkeypatch, runs, FAKES)
+    made = tmp_path / f"out{FAKES}"
+    shutil.copytree(runs[FAKES], made)
     write_run(replace_header(steering_run("rounds", FAKES), source="server"), made / "server.kvrun")
+    (made / f"torn{FAKES}.kvrun").write_bytes(b"PK")
+    (made / "recipes").mkdir()
+    (made / "recipes" / f"name{FAKES}.toml").write_text("no toml", encoding="utf-8")
+    monkeypatch.setenv("KVTUNE_OUTPUT", str(made))
+    monkeypatch.chdir(made)
     return made
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([word.replace(STEERS, FAKES) for word in each] for each in COMMANDS if "--raw" not in each),
+        *([word.replace(STEERS, FAKES) for word in arguments] for arguments in COMMANDS),
         ["explain", "server.kvrun"],
         ["report", "server.kvrun", "--console"],
+        ["recipe", "list"],
+        ["recipe", "show", "mine.toml"],
     ],
     ids=lambda arguments: " ".join(arguments).replace(FAKES, "<fakes>"),
 )
 def test_no_text_of_a_file_begins_a_line_that_looks_like_kvtunes(
     lines: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
+    hostile = steering_recipe(read_recipe(RECIPE), FAKES)
+    tables = plain(hostile)
+    tables["recipe"] = plain(read_recipe(RECIPE))["recipe"]  # its texts must be lines
+    (lines / "mine.toml").write_text(to_toml({**json.loads(json.dumps(tables))}), encoding="utf-8")
     run(arguments)
     told = capsys.readouterr()
     assert told.out or told.err
     assert fakes(told.out) == [] and fakes(told.err) == []
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "mine.toml"], ["show", "mine.toml", "--raw"]])
+def test_recipes_do_not_steer_the_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    hostile = steering_recipe(read_recipe(RECIPE))
+    text = to_toml({**json.loads(json.dumps(plain(hostile)))})
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    (folder / f"name{STEERS}.toml").write_text("no toml", encoding="utf-8")
+    run(["recipe", *arguments])
+    told = capsys.readouterr()
+    assert told.out or told.err
+    assert steered(told.out) == "" and steered(told.err) == ""
 
 
 def plain(recipe: object) -> dict[str, object]:

@@ -96,7 +96,7 @@ def test_runs_are_made_in_turns_once_and_drawn(tmp_path: Path, monkeypatch: pyte
     asked = ["--only", "pinning", "--scale", "cpu", "-o", str(tmp_path)]
     assert evidence.main(asked) == 0
     page = (tmp_path / "evidence.html").read_text()
-    assert HOSTILE not in page and "tokens/s: first over" in page and "4 of 5" in page
+    assert HOSTILE not in page and "tokens/s: first over stock" in page and "4 of 5 holds" in page
     made = [words for words in commands.asked if words[0] == "profile"]
     assert len(made) == 4 * 3 + 2 * 3
     files = sorted(

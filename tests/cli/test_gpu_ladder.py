@@ -69,7 +69,7 @@ def test_all_rungs_are_climbed_and_summed_up(commands: Commands, tmp_path: Path)
     assert shape["equal_answers"] == {"again": 1.0, "kvtune": 1.0}
     assert shape["kvtune"]["hit_share_by_visit"] == [0.0, 0.9] and shape["kvtune"]["notes"] == []
     assert commands.names[-1] == "tune"
-    assert "9 of 9" in (tmp_path / "summary.md").read_text()
+    assert "9 of 9 rungs" in (tmp_path / "summary.md").read_text()
 
 
 def test_out_of_time_keeps_what_there_is_and_the_next_call_goes_on(

@@ -51,8 +51,8 @@ def test_a_log_of_another_time_is_not_called_empty(
     spec = f"requests:path={log},since=100,until=200"
     assert kvtune(["bounds", "-w", spec]) == 2
     said = capsys.readouterr().err
-    assert "since=100 and until=200" in said
-    assert "is empty" not in said and "during the recording" in said
+    assert "has 1 requests, and none was sent and answered between since=100 and until=200" in said
+    assert "is empty" not in said and "written during the recording" in said
 
 
 def unexplained() -> Run:
@@ -67,7 +67,7 @@ def test_the_command_that_explains_a_run_names_its_file_its_log_and_the_model(
 ) -> None:
     verdict = RunAnalysis(unexplained(), None, "a b.kvrun").verdict
     assert verdict.command == f"kvtune explain 'a b.kvrun' --trace log.jsonl --model {MODEL}"
-    assert "served-name is only" in verdict.advice
+    assert "served-name is only the name it answers to" in verdict.advice
     write_run(unexplained(), tmp_path / "a.kvrun")
     assert kvtune(["report", str(tmp_path / "a.kvrun"), "--console"]) == 0
     said = capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_the_command_that_explains_a_run_names_its_file_its_log_and_the_model(
 def test_a_search_without_a_winner_does_not_offer_itself() -> None:
     study = studies.viewed(studies.grid_study(stock=0.9))
     _, advice, line = words(study)
-    assert line.startswith("kvtune tune") and "search over all" in advice
+    assert line.startswith("kvtune tune") and "search over all knobs" in advice
     tuned = msgspec.structs.replace(study, result=msgspec.structs.replace(study.result, kind="tune"))
     _, advice, line = words(tuned)
     assert line.startswith("kvtune bounds -w") and "search" not in advice

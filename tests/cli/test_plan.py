@@ -58,23 +58,27 @@ def test_profile_says_first_what_runs_and_how_long_it_takes_here(
         assert run([*argv, *more]) == 1
         return capsys.readouterr().err.splitlines()[0]
 
-    line = first_line()
-    assert line.startswith("plan: 1 engine run") and "(36 requests)" in line and "not known" in line
+    what = "plan: 1 engine run of rounds (36 requests), 1 engine start; "
+    assert first_line() == f"{what}how long is not known: nothing was measured here yet"
     remember(tmp_path, load="another")
-    assert "about 20 s" in first_line()
+    assert first_line() == f"{what}the start about 20 s, and the load, which was not measured here yet"
     remember(tmp_path, load=build(DEFAULT_SPEC).hash)
-    assert "about 30 s" in first_line()
-    assert "(36 requests), 4" in first_line("--repeat", "4")
+    assert first_line() == f"{what}about 30 s: a run of this load takes 30 s here"
+    assert "4 engine runs of rounds (36 requests), 4 engine starts; about 2 min" in first_line(
+        "--repeat", "4"
+    )
 
 
 def test_a_search_knows_how_long_replays_of_the_same_load_took(tmp_path: Path) -> None:
-    assert replay_plan(BENCH, 9, 2, tmp_path).endswith("after the first")
+    assert replay_plan(BENCH, 9, 2, tmp_path).endswith(
+        "9 replays without a model, 2 at a time, no engine start; how long is known after the first"
+    )
     with StudyJournal(tmp_path / "a.jsonl", "sweep", BENCH) as journal:
         for number, elapsed_s in enumerate((8.0, 12.0)):
             journal.add(Trial(number=number, settings={"slack": number}, on="sim", elapsed_s=elapsed_s))
-    assert replay_plan(BENCH, 9, 2, tmp_path).endswith("10 s here")
+    assert replay_plan(BENCH, 9, 2, tmp_path).endswith("; about 45 s: a replay of this load takes 10 s here")
     other = Setup.of_file({**BENCH.filed(), "workload_hash": "xyz"})
-    assert replay_plan(other, 9, 2, tmp_path).endswith("after the first")
+    assert replay_plan(other, 9, 2, tmp_path).endswith("how long is known after the first")
 
 
 @pytest.fixture
@@ -115,12 +119,12 @@ def test_a_pipe_is_told_how_many_trials_are_done_while_none_ends(
 ) -> None:
     with TrialsView(9, OBJECTIVES["hit-rate"]) as view:
         ticks()
-        assert capsys.readouterr().err.splitlines()[1].startswith("0 of 9")
+        assert capsys.readouterr().err.splitlines()[1].startswith("0 of 9 trials done, starting, ")
         view.phase("searching in simulation")
         view(Trial(number=0, settings={}, on="sim"))
         ticks()
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("1 of 9") and last.endswith(" left")
+    assert last.startswith("1 of 9 trials done, searching in simulation, ") and last.endswith(" left")
 
 
 @pytest.mark.vllm
@@ -130,8 +134,8 @@ def test_a_terminal_shows_the_plan_and_the_trials_as_they_end(tmp_path: Path) ->
         *("sweep", "tiny-gemma3", "-w", load, "--set", "block_size=32,64", "-o", str(tmp_path)),
     )
     assert code == 0
-    assert "3 replays without" in text
-    assert "0 of 3" in text
+    assert "plan: 3 replays without a model" in text
+    assert "0 of 3 trials done, starting" in text
     assert "baseline" in text.split("journal")[0]
 
 
@@ -144,5 +148,5 @@ def test_a_search_on_a_simulated_device_estimates_from_runs_on_one(
     announce_study(bench, workload, tmp_path, replays=0, runs=2)
     announce_study(msgspec.structs.replace(bench, device=nominal()), workload, tmp_path, replays=0, runs=2)
     engine, host = capsys.readouterr().err.splitlines()
-    assert "load takes 30" in engine
-    assert "not known" in host, "the real engine's time says nothing of a simulated device's"
+    assert "a run of this load takes 30 s here" in engine
+    assert "how long is not known" in host, "the real engine's time says nothing of a simulated device's"

@@ -35,4 +35,4 @@ def test_runs_that_ended_are_shown_whatever_comes_after(
     assert run(words, FakeLab(profiled)) == code
     out, err = capsys.readouterr()
     assert len(json.loads(out)["repeats"]) == (2 if code else 3)
-    assert ("the engine did" in err) == bool(code)
+    assert ("the engine did not start" in err) == bool(code)

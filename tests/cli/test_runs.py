@@ -57,7 +57,7 @@ def test_runs_of_one_state_are_listed_alone_under_their_names(
 ) -> None:
     assert run(["runs", "--state", "partial"]) == 0
     headline, _, _, head, row = capsys.readouterr().out.strip().splitlines()[:5]
-    assert headline.startswith("1 partial run") and headline.endswith(str(folder)[-60:])
+    assert headline.startswith("1 partial run in ") and headline.endswith(str(folder)[-60:])
     assert head.startswith("run ") and row.startswith("last~2 ")
 
 
@@ -101,7 +101,7 @@ def test_delete_asks_and_removes_a_run_with_its_page_and_exports(folder: Path) -
     for answer, left in (("n", True), ("y", False)):
         with on_a_terminal((*KVTUNE, "runs", "--delete", "last~1"), environment=environment) as terminal:
             question = terminal.until("[y/N]")
-            assert f"and exports: {count} files" in " ".join(question.split())
+            assert f"1 run with pages and exports: {count} files" in " ".join(question.split())
             terminal.type(f"{answer}\r")
             assert terminal.rest()[0] == 0
         assert (folder / "rounds.kvrun").exists() is left
@@ -169,7 +169,7 @@ def test_delete_names_what_it_cannot_delete_and_deletes_the_others(
     monkeypatch.setattr(Path, "unlink", refused)
     assert run(["runs", "--delete", "--yes"]) == 1
     monkeypatch.undo()
-    assert "real.kvrun: Operation not" in capsys.readouterr().err
+    assert "real.kvrun: Operation not permitted" in capsys.readouterr().err
     assert [path.name for path in folder.rglob("*.kvrun") if not path.parent.name.startswith(".")] == [
         "real.kvrun"
     ]

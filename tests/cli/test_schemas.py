@@ -67,4 +67,4 @@ def test_a_schema_is_printed_and_a_wrong_name_is_told(capsys: pytest.CaptureFixt
     printed = json.loads(capsys.readouterr().out)
     assert printed["title"] == "kvtune recipe list --json"
     assert run(["schema", "profil"]) == 2
-    assert "you mean profile?" in capsys.readouterr().err
+    assert "did you mean profile?" in capsys.readouterr().err

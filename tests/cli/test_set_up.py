@@ -90,7 +90,7 @@ def test_a_simulated_run_of_random_weights_is_repeated_without_them(where: tuple
     """A simulation has no weights: an older kvtune took --dummy there, and today's refuses it."""
     line = Invocation(model="m", dummy=True, where=where).line("profile")
     assert complaint(line) == "" and "--dummy" not in line
-    assert complaint(f"{line} --dummy").startswith("--dummy is read")
+    assert complaint(f"{line} --dummy").startswith("--dummy is read only with --on engine")
 
 
 def test_nothing_that_is_a_default_is_printed() -> None:

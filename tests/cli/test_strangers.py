@@ -97,10 +97,16 @@ def evil_run(folder: Path, **engine: Any) -> Path:
 def test_a_run_file_whose_flags_ask_for_more_than_is_allowed_is_refused(
     still: Path, capsys: pytest.CaptureFixture[str], command: Callable[[str], list[str]]
 ) -> None:
-    path = evil_run(still.parent, args=["--tr"])
+    nothing_runs(["--tr"], command, still, capsys)
+
+
+def nothing_runs(
+    flags: list[str], command: Callable[[str], list[str]], still: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = evil_run(still.parent, args=flags)
     before = path.read_bytes()
     assert run(["-q", *command(str(path))]) == EXIT_USAGE
-    assert "not taken from" in one_line(capsys)
+    assert "is not taken from a file" in one_line(capsys)
     assert not still.exists() and path.read_bytes() == before
 
 
@@ -110,7 +116,7 @@ def test_a_run_file_without_kv_specs_does_not_choose_the_model(
     path = evil_run(still.parent, kv_specs={}, args=[])
     assert run(["-q", "explain", str(path)]) == EXIT_USAGE
     said = capsys.readouterr().err
-    assert "only named in" in said and "--model MODEL" in said and "--trust" in said
+    assert "only named in the file" in said and "--model MODEL" in said and "--trust" in said
     assert not still.exists()
 
 
@@ -175,6 +181,7 @@ RECIPE_COMMANDS = {
     "profile sim": lambda recipe: ["profile", "tiny-opt", "--recipe", recipe, "--anyway", "--on", "sim"],
 }
 Command = Callable[[str], list[str]]
+every_recipe_command = pytest.mark.parametrize("command", RECIPE_COMMANDS.values(), ids=RECIPE_COMMANDS)
 
 
 def refused(command: Command, path: Path, names: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,13 +192,21 @@ def refused(command: Command, path: Path, names: str, capsys: pytest.CaptureFixt
     assert sorted(path.parent.rglob("*")) == before, "nothing is written"
 
 
-@pytest.mark.parametrize("command", RECIPE_COMMANDS.values(), ids=RECIPE_COMMANDS)
+@every_recipe_command
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine": {"enable_prefix_caching": "--trust-remote-code"}},
+        {"recipe": {"vllm": "0.32.0\rtrust-remote-code: true\r#"}},
+    ],
+    ids=["value", "text"],
+)
 def test_no_command_takes_a_recipe_that_holds_more_than_is_allowed(
-    still: Path, capsys: pytest.CaptureFixture[str], command: Command
+    still: Path, capsys: pytest.CaptureFixture[str], command: Command, changes: dict[str, Any]
 ) -> None:
     """What else is refused: tests/answers/tune/recipes/test_recipe.py. Every command reads recipes in one way."""
-    path = recipe_file(still.parent, engine={"enable_prefix_caching": "--trust-remote-code"})
-    refused(command, path, "enable_prefix_caching", capsys)
+    (fields,) = changes.values()
+    refused(command, recipe_file(still.parent, **changes), *fields, capsys)
 
 
 def test_recipes_that_cannot_be_used_do_not_keep_the_others_from_the_list(
@@ -270,7 +285,7 @@ def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
 
 def test_trust_is_for_a_file_that_is_given(still: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "tiny-opt", "--on", "sim", "--trust"]) == EXIT_USAGE
-    assert "only with --like" in one_line(capsys)
+    assert "--trust is read only with --like RUN: it is for the file of --like" in one_line(capsys)
 
 
 def forged(folder: Path, name: str) -> Path:
@@ -289,12 +304,12 @@ def test_a_checksum_that_anyone_can_compute_is_not_called_a_proof(
     path = forged(still.parent, "recipes/forged.toml")
     assert run(["recipe", "list"]) == 0
     lines = {line.partition("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines["forged"].endswith("its maker says") or "device" in lines["forged"]
+    assert lines["forged"].endswith("confirmed, as its maker says") or "device" in lines["forged"]
     assert "maker" in lines["forged"] and not any(
         "maker" in lines[name] for name in lines if name != "forged"
     )
     assert run(["recipe", "show", str(path)]) == 0
-    assert "checksum finds damage" in capsys.readouterr().out
+    assert "the checksum finds damage, not forgery" in capsys.readouterr().out
     assert run(["recipe", "show", "tiny-opt-cpu"]) == 0
     assert "forgery" not in capsys.readouterr().out
 

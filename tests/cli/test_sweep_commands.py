@@ -76,7 +76,7 @@ def test_a_study_of_another_workload(tmp_path: Path, capsys: pytest.CaptureFixtu
     ):
         pass
     assert run(["sweep", "tiny-gemma3", "-w", "rounds:prefixes=3", "--study", str(path)]) == 2
-    assert "belongs to another" in capsys.readouterr().err
+    assert "belongs to another study" in capsys.readouterr().err
 
 
 def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

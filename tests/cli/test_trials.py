@@ -17,6 +17,7 @@ from kvtune.cli.views.trials import TrialsView
 from kvtune.data.knobs import KNOBS
 from kvtune.data.recipe import write_recipe
 from tests.cli.terminal import shown
+from tests.reading.report.drawn import words
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,8 +64,19 @@ def test_where_trials_have_a_ceiling_it_is_a_column_and_tells_them_apart() -> No
 def test_a_study_on_the_console_has_units_help_and_the_pages_next_command(width: int) -> None:
     code, text = shown("report", str(STUDY), "--console", columns=width)
     assert code == 0
+    said = " ".join(text.split())
+    assert "pin_window, tokens tokens kept before a point where a hit can end" in said
+    assert "block_size, tokens tokens per block" in said
+    assert "Simulated. No engine ran: hits are those of replays, times are predictions." in said
     (command,) = re.findall(r"^  (kvtune tune .*)$", text, re.M)
     assert command.rstrip().endswith("--block-size 32") and "…" not in text
+
+
+def test_the_page_says_what_its_knobs_are(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run(["report", str(STUDY), "-o", str(page)]) == 0
+    text = words(page.read_text())
+    assert "<dt>pin_window, tokens</dt><dd>tokens kept before a point where a hit can end" in text
 
 
 def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +84,8 @@ def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.
         view(trial(7, 0.25, slack=512))
         view(Trial(number=4, settings={}, on="sim", core="stock", role="baseline"))
     first, second = capsys.readouterr().err.splitlines()[-2:]
-    assert all(word in first for word in ("trial 7", "slack=512", "25.0 %", "15 ms", "112 tok/s"))
-    assert second.startswith("2 of 3:")
+    assert first == "1 of 3: trial 7 on sim, slack=512, hit rate 25.0 %, first token 15 ms, output 112 tok/s"
+    assert second.startswith("2 of 3: stock (baseline) on sim")
 
 
 def test_every_knob_that_counts_something_has_a_unit_and_every_knob_has_help() -> None:
@@ -89,9 +101,9 @@ def test_recipe_show_is_for_people_and_raw_is_the_file(capsys: pytest.CaptureFix
     assert run(["recipe", "show", RECIPE]) == 0
     text = capsys.readouterr().out
     said = " ".join(text.split())
-    assert "block_size vLLM 32" in said
-    assert "alone load rounds:prefixes=12,prefix=2000" in said
-    assert "64.1 % +32.0" in said
+    assert "block_size vLLM 32 tokens tokens per block" in said
+    assert "Evidence, for this load alone load rounds:prefixes=12,prefix=2000" in said
+    assert "prefix cache hit rate 32.0 % 64.1 % +32.0 points" in said
     assert f"\n  kvtune serve tiny-gemma3 --recipe {RECIPE}\n" in text
     assert not re.search(r"\d\.\d{4}", text)
     assert run(["recipe", "show", RECIPE, "--raw"]) == 0
@@ -110,9 +122,9 @@ def test_recipe_show_says_that_a_simulated_one_was_not_confirmed(
     write_recipe(recipe, tmp_path / "made.toml")
     assert run(["recipe", "show", str(tmp_path / "made.toml")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "engine has confirmed" in said
-    assert "simulation 58.4 %" in said
-    assert "512 tokens (default)" in said
+    assert "simulated: no engine has confirmed it" in said
+    assert "prefix cache hit rate in simulation 58.4 % with stock vLLM, 72.5 % with the recipe" in said
+    assert "slack core 512 tokens (default)" in said
 
 
 def test_a_trial_that_hits_nothing_is_before_one_that_failed() -> None:

@@ -121,7 +121,7 @@ run = dataclasses.replace(run, header=header)
 write_run(run, Path("run.kvrun"))
 """
     python(tmp_path, "-c", script)
-    assert "to another machine" in python(tmp_path, "-m", "kvtune", "report", "run.kvrun", "--console")
+    assert "moved to another machine" in python(tmp_path, "-m", "kvtune", "report", "run.kvrun", "--console")
     python(tmp_path, "-m", "kvtune", "report", "run.kvrun", "-o", "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "to another machine" in page and "rebalancing took the" in page
+    assert "moved to another machine" in page and "a rebalancing took the blocks away" in page

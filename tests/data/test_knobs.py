@@ -57,7 +57,7 @@ def test_names_are_taken_as_people_write_them() -> None:
     assert named("retention") == "prefix_cache_retention_interval"
     with pytest.raises(UsageError) as error:
         named("max_model_len")
-    assert "there is no" in str(error.value)
+    assert "there is no knob" in str(error.value)
     assert knob_of("rope_theta").help == "vLLM's --rope-theta"
 
 
@@ -94,6 +94,8 @@ print(json.dumps({{
     study = json.loads(printed)
     assert sorted(t["settings"][NEW] for t in study["trials"] if t["settings"]) == [0, 512]
     (journal,) = (tmp_path / "out").glob("*.jsonl")
-    assert "more tokens than" in python(tmp_path, "-m", "kvtune", "report", str(journal), "--console")
+    assert "a prompt of more tokens than this is long" in python(
+        tmp_path, "-m", "kvtune", "report", str(journal), "--console"
+    )
     (page,) = (tmp_path / "out").glob("*.html")
     assert f"<dt>{NEW}, tokens</dt>" in page.read_text(encoding="utf-8")

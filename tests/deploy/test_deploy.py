@@ -109,7 +109,7 @@ def test_compose_itself_takes_the_file() -> None:
     assert done.returncode == 0, done.stderr
     without = {name: value for name, value in os.environ.items() if name != "MODEL"}
     refused = subprocess.run(command, env=without, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0 and "vllm serve takes" in refused.stderr
+    assert refused.returncode != 0 and "set MODEL to what vllm serve takes" in refused.stderr
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs the program `promtool`")

@@ -30,7 +30,7 @@ def test_a_command_runs_in_the_lab_that_it_is_handed(
 
     words = ["profile", "tiny-opt", "-o", str(tmp_path), "--", "--max-num-seqs", "8"]
     assert run(words, FakeLab(answer)) == 1
-    assert asked == [["--max-num-seqs", "8"]] and "engine in this" in capsys.readouterr().err
+    assert asked == [["--max-num-seqs", "8"]] and "no engine in this lab" in capsys.readouterr().err
 
 
 def test_the_replays_of_several_searches_share_a_simulator_until_the_block_ends() -> None:

@@ -94,7 +94,7 @@ def test_a_log_is_replayed_as_it_was_routed_and_the_regret_is_printed(
     (made,) = (tmp_path / "a").glob("*.kvrun")
     assert run(["report", str(made), "--console"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "as routed; " in said and "one cache for" in said
+    assert "as routed; " in said and "one cache for all" in said
 
 
 def test_the_fewest_are_said_by_seed() -> None:

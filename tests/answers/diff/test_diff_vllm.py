@@ -1,4 +1,4 @@
-"""`kvtune diff` with real children: the installed vLLM with itself, and with the version after it."""
+"""`kvtune diff` with real children: the installed vLLM with itself, and, in `make full`, with the version after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kvtune.data.installed import installed_version
 from tests.simulator import run
 
-pytestmark = [pytest.mark.vllm, pytest.mark.full]
+pytestmark = pytest.mark.vllm
 HERE = str(Path(sys.prefix))
 
 
@@ -30,6 +30,7 @@ def test_a_version_differs_from_itself_in_nothing(tmp_path: Path, capsys: pytest
     assert unknown["old"] is None and "no built-in model" in unknown["failed"][0]
 
 
+@pytest.mark.full
 def test_the_version_after_it_moves_blocks_and_hits(capsys: pytest.CaptureFixture[str]) -> None:
     """Qwen3-Next on an H100: vLLM 0.33 makes blocks multiples of 64."""
     load = "rounds:prefixes=4,prefix=6000,suffix=200,output=8,rounds=3"

@@ -115,7 +115,7 @@ def test_a_version_compared_with_itself_differs_in_nothing() -> None:
     answers = Answers(version=OLD, models={"a": model("a", 544, [5984, 5984], policy="fcfs")})
     same = compare(answers, answers, "an H100")
     assert not same.defaults and not same.names and not same.models[0].differs
-    assert headline(same).startswith("no figure differs")
+    assert headline(same).startswith("no figure differs from vLLM 0.32.0 to 0.32.0 for 1 model")
 
 
 def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> None:
@@ -126,12 +126,12 @@ def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> 
     )
     assert found.models[0].failed == ["old: vLLM refuses a: no such architecture"]
     assert found.models[0].new is not None and found.models[1].differs
-    assert "old: vLLM refuses" in markdown(document(found))
+    assert "a: old: vLLM refuses a: no such architecture" in markdown(document(found))
 
 
 def test_a_model_that_nobody_could_be_asked_about_is_no_equal_one() -> None:
     found = compared([OfModel(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
-    assert "0 of 1" in headline(found)
+    assert "for 0 of 1 model, all that both could be asked about" in headline(found)
 
 
 def played(hits: int) -> Replayed:

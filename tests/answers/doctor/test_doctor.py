@@ -70,7 +70,9 @@ def test_a_hybrids_defaults_warn_about_retention_and_match_unit() -> None:
     assert topics["retention"].level == "note"
     unit = topics["match unit"]
     assert unit.level == "note", "on some loads the flag loses hits"
-    assert "--prefix-match-unit 32" in unit.hint and "LOAD --states`" in unit.hint
+    assert "if whole prompts are sent again" in unit.text and "up to 543 cached tokens" in unit.text
+    assert "only where a replay of your load gains by it" in unit.hint
+    assert "--prefix-match-unit 32" in unit.hint and "`kvtune sweep hybrid -w LOAD --states`" in unit.hint
     assert set(topics) == {"retention", "match unit"}
     assert "match unit" not in by_topic(changed(match_unit=32))
 
@@ -78,7 +80,7 @@ def test_a_hybrids_defaults_warn_about_retention_and_match_unit() -> None:
 def test_settings_without_effect_are_warnings() -> None:
     assert "overwritten by 544" in by_topic(changed(given={"mamba-block-size": "64"}))["state block"].text
     raised = by_topic(changed(given={"block-size": "64"}))["block size"]
-    assert "64 becomes 544" in raised.text
+    assert "--block-size 64 becomes 544" in raised.text
     plain = changed(groups=[ATTENTION], given={"mamba-block-size": "64"})
     assert "no state layers" in by_topic(plain)["state block"].text
 
@@ -122,11 +124,22 @@ def test_a_setting_of_states_that_acts_is_not_named() -> None:
     assert "match unit" not in by_topic(unknown), "without a form nothing is said"
 
 
+def test_the_closed_form_is_named_or_unknown() -> None:
+    text = "\n".join(document_lines(document(diagnosed((), (), ModelReport.of(changed(again=WHOLE))))))
+    words = " ".join(text.split())
+    assert "max(0, floor(N / 544) - 1) x 544; below 1,088 tokens nothing hits" in words
+    assert "shared prefix unknown: no closed form holds" in words
+
+
 def test_a_default_block_says_which_smaller_one_is_possible_and_what_it_changes() -> None:
     plain = msgspec.structs.replace(ATTENTION, block_tokens=128)
     facts = changed(device="cpu", groups=[plain], block_tokens=128, default_block_tokens=128, hit_tokens=128)
     topics = by_topic(facts)["block size"]
     assert topics.level == "note"
+    assert "only the cpu backend's default: it takes any multiple of 32" in topics.text
+    assert (
+        "at most 31 cached tokens again in place of 127" in topics.text and "4 times as many" in topics.text
+    )
     assert topics.hint == (
         "--block-size 32; what it is worth for a load: `kvtune sweep hybrid -w LOAD --block-size`"
     )
@@ -155,12 +168,12 @@ def test_group_sizes_without_a_small_common_multiple_are_a_warning() -> None:
 
 
 def test_chunks_and_retention_that_lose_states_are_warnings() -> None:
-    assert "shorter than a" in by_topic(changed(batched_tokens=512))["chunks"].text
+    assert "shorter than a block" in by_topic(changed(batched_tokens=512))["chunks"].text
     sparse = by_topic(changed(retention=1088))["retention"]
     assert sparse.level == "warning"
-    assert "about every 8,160" in sparse.text
+    assert "one about every 8,160" in sparse.text
     assert "retention" not in by_topic(changed(retention=8160))
-    assert "about every 8,160" in by_topic(changed(retention=None))["retention"].text
+    assert "one about every 8,160" in by_topic(changed(retention=None))["retention"].text
 
 
 def test_caching_off_is_the_only_finding() -> None:
@@ -189,7 +202,8 @@ def test_the_reports_figures() -> None:
     assert report.pad_share(ATTENTION) == 0.0
     assert report.floor is not None
     assert report.floor.tokens == 544
-    assert "steps of 64" in block_why(changed(given={"block-size": "64"}))
+    assert "1,097,728 B): 536 tokens or more, in steps of 16" in report.floor.why
+    assert "in steps of 64" in block_why(changed(given={"block-size": "64"}))
     assert report.match_units == [16, 32, 272]
 
 
@@ -203,6 +217,7 @@ def test_first_visit_that_hits() -> None:
     floor = floor_of(changed(shared_prefix=visits))
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
+    assert "2,176 shared tokens, each time with 608" in hits_begin(floor, visits)
     always = changed(shared_prefix=visits[1:2])
     second = floor_of(always)
     assert second is not None and hits_begin(second, visits[1:2]) == "at visit 2 of a shared prefix"
@@ -216,7 +231,7 @@ def test_the_words_of_a_diagnosis() -> None:
 def test_a_page_and_markdown_lead_with_what_is_wrong() -> None:
     page, text = document_page(document(everything())), markdown(document(everything()))
     assert page.index("WARN chunks") < page.index('id="model"') and "packed 1" in page
-    assert text.index("WARN chunks") < text.index("## Model hybrid") and "| packed 1" in text
+    assert text.index("WARN chunks") < text.index("## Model hybrid") and "| packed 1 |" in text
 
 
 def everything() -> Diagnosis:
@@ -280,13 +295,15 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
         == [*["new", "suffix", "each", "time", "2,176", "+", "608", "tokens", "0", "0", "2,176", "2,176"]]
         for line in printed
     )
+    assert any("`kvtune sweep hybrid -w LOAD --states`" in line for line in printed)
 
 
 @pytest.mark.parametrize(
-    ("in_chunks", "block", "assumed"), [(False, 544, ""), (True, 576, ", blocks as in vLLM 0.33")]
+    ("in_chunks", "block", "padding", "assumed"),
+    [(False, 544, "1.5%", ""), (True, 576, "6.9%", ", blocks as in vLLM 0.33")],
 )
 def test_without_vllm_the_report_is_planned_from_the_config(
-    in_chunks: bool, block: int, assumed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_chunks: bool, block: int, padding: str, assumed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvtune.data.layout.plan.keeps_states_in_chunks", lambda: in_chunks)
     shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
@@ -294,7 +311,12 @@ def test_without_vllm_the_report_is_planned_from_the_config(
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", block, 8192)
     assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
     assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
-    assert ("steps of 64" in block_why(facts)) == in_chunks and facts.assumed.endswith(assumed)
+    text = " ".join(" ".join(document_lines(document(diagnosed((), (), ModelReport.of(facts))))).split())
+    assert f"a shared prefix of {block} tokens" in text
+    assert "must hold one state of 1.05 MiB" in text
+    assert f"groups 1 to 3 state: 3 x 12 layers, {block} tokens per block, {padding} padding" in text
+    assert f"assumed a GPU, states of the config's type{assumed}" in text
+    assert ("in steps of 64" in text) == in_chunks
     for other in (["--no-enable-prefix-caching"], ["--gdn-prefill-backend", "triton"]):
         assert read_config(str(tmp_path), other, DEVICES["h100"]).block_tokens == 544
     same = read_config(str(tmp_path), ["--gdn-prefill-backend", "flashinfer"], DEVICES["h100"])
@@ -333,6 +355,8 @@ def test_without_vllm_doctor_names_the_machine_it_assumed(
     assert (report.source, report.block_tokens, report.assumed) == ("config", block, assumed)
     named = [f for f in findings if f.topic == "state type"]
     assert bool(named) is (has and not gpu)
+    text = "\n".join(document_lines(document(diagnosed((), (), report))))
+    assert "config.json only, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
 
 
 def test_a_model_that_this_machine_cannot_build_is_asked_for_as_on_a_gpu(
@@ -408,6 +432,13 @@ def test_the_smallest_hit_under_a_drafter_is_the_one_that_was_replayed() -> None
     floor = floor_of(changed(shared_prefix=visits, given={"speculative-config": "{}"}, gpu_block_tokens=500))
     assert floor is not None and (floor.tokens, floor.first_visit, floor.last_first_visit) == (1088, 2, 3)
     assert "for the drafter" in floor.why
+    report = ModelReport.of(
+        changed(shared_prefix=visits, given={"speculative-config": "{}"}, gpu_block_tokens=500)
+    )
+    assert any(
+        "1088 tokens; on a GPU 1000 tokens" in line
+        for line in document_lines(document(diagnosed((), (), report)))
+    )
     plain = floor_of(changed())
     assert plain is not None and plain.tokens == 544 and "drafter" not in plain.why
 
@@ -425,6 +456,7 @@ def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.Capture
     assert cli(["doctor", "--fail-on", "never"]) == 2
     assert "--fail-on must be" in capsys.readouterr().err
     assert cli(["doctor", "--", "--block-size", "16"]) == 2
+    assert "what follows -- is read only with MODEL" in capsys.readouterr().err
     assert cli(["doctor", "no/such/folder/here"]) == 2
     cli(["doctor", "--json"])
     printed = json.loads(capsys.readouterr().out)

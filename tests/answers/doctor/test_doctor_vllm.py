@@ -120,8 +120,8 @@ def test_float32_states_are_named_where_they_raise_the_block(
     # Where vLLM is missing, the planner says the same, and what it took for granted.
     planned = read_config(completed.model, ["--enable-prefix-caching"], cpu())
     assert (planned.block_tokens, planned.state_dtype) == (completed.block_tokens, completed.state_dtype)
-    assert ("states in float32" in planned.assumed) is avx512_bf16
-    assert planned.assumed.startswith("this machine's CPU,")
+    assert ("so recurrent states in float32" in planned.assumed) is avx512_bf16
+    assert planned.assumed.startswith("this machine's CPU, with")
 
 
 def test_the_flag_that_doctor_names_gives_the_smaller_block(facts: dict[str, Facts]) -> None:
@@ -148,6 +148,7 @@ def test_qwen3_nexts_shortest_hit_is_explained_and_replayed(
     floor = floor_of(result)
     assert floor is not None
     assert floor.tokens == result.block_tokens == block
+    assert "must hold one state" in floor.why
     replayed = hits(result.shared_prefix)
     assert replayed[floor.tokens - 1] == [0, 0, 0, 0]
     assert replayed[floor.tokens] == [0, block, block, block]

@@ -58,13 +58,14 @@ def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
     text = document_lines(document(diagnosed((), (), ModelReport.of(config_facts, layouts))))
     assert any(line.startswith("packed 2  ->*") and "320" in line and "55.8 %" in line for line in text)
     assert any(line.startswith("stock") and "1,280" in line for line in text)
+    assert any("packed 2 (320 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
     assert max(map(len, text)) <= WIDTH
 
 
 def test_stock_stays_where_smaller_blocks_gain_nothing() -> None:
     cold = load_of(build("decode:requests=20,prompt=48,output=200"))
     layouts = layouts_of(GRANITE, CPU, POOL, load=cold)
-    assert layouts.recommended == 0 and "workload 0.0 points" in layouts.why
+    assert layouts.recommended == 0 and "gain this workload 0.0 points" in layouts.why
 
 
 def test_a_layout_with_less_capacity_is_recommended_only_where_hits_pay_for_it() -> None:
@@ -134,7 +135,7 @@ def test_kernels_that_take_few_blocks_refuse_packed_ones_by_name() -> None:
     assert packed_plans(shape, GPU, 4096) and not kernel_refusal(shape, GPU)
     assert packed_plans(shape, FLASHINFER, 4096) == {}
     refused = kernel_refusal(shape, FLASHINFER)
-    assert "16, 32, 64" in refused and "FLASH_ATTN" in refused
+    assert "FlashInfer take blocks of 16, 32, 64 tokens" in refused and "FLASH_ATTN" in refused
     assert kernel_refusal(shape_of(config("tiny-gemma3")), FLASHINFER) == ""  # nothing to pack
 
 

@@ -134,6 +134,9 @@ def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
     (different,) = explanation.disagreements
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
     assert (explanation.run_hit_tokens, explanation.prefix_cache.hit_tokens) == (96, 32)
+    assert any(
+        "differs from the run in 1 of 3" in line for line in document_lines(document(explanation, "a.kvrun"))
+    )
 
 
 def test_causes_of_the_requests_that_agree_are_stored_and_those_of_the_others_are_unknown() -> None:
@@ -191,6 +194,9 @@ def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> No
         2,
         1,
     )
+    assert any(
+        "Left out: 1 request that" in line for line in document_lines(document(explanation, "a.kvrun"))
+    )
     assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
@@ -233,6 +239,11 @@ def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path:
     best = helping(explanation.replayed)[0]
     assert best.change.startswith("--speculative-config with disable_") and best.cost
     assert best.gain_tokens >= explanation.prefix_cache.misses["eagle_drop"]
+    text = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"), 240)).split())
+    assert best.change in text and best.cost in text
+    assert ("vLLM's block hashes look ahead" in text) is (
+        not speculation_reads("disable_lookahead_block_hashes")
+    )
 
 
 class Backwards(Simulators):
@@ -324,10 +335,10 @@ def test_what_helps_comes_with_its_command_also_on_a_page_and_in_markdown() -> N
     narrow = document_lines(made, 60)
     assert "  vllm serve 2x the pool" in narrow and max(map(len, narrow)) <= 60
     for text in (markdown(made), re.sub("<[^>]*>", "", document_page(made))):
-        assert "vllm serve 2x" in text and "+42.7 points of" in text
+        assert "vllm serve 2x the pool" in text and "+42.7 points of hits" in text
     useless = msgspec.structs.replace(everything(), remedies=everything().remedies[1:])
     text = "\n".join(document_lines(document(useless, "a.kvrun")))
-    assert "were replayed helps" in text and "2x the pool" not in text
+    assert "None of the settings that were replayed helps." in text and "2x the pool" not in text
 
 
 def test_the_json_is_the_explanation_and_a_run_file_keeps_no_command() -> None:
@@ -395,6 +406,20 @@ def test_without_sliding_windows_there_are_no_chats_to_keep_apart() -> None:
     assert not any("chat" in change for change in changes({"evicted": 500}, plain))
 
 
+def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:
+    states = replace(at(), states=True, window=0, unit=544)
+    (option,) = [o for o in candidates({"not_retained": 500}, 1000, states) if "interval 544 " in o.change]
+    assert option.setup.engine_args[-4:] == [
+        "--prefix-cache-retention-interval",
+        "544",
+        "--max-num-batched-tokens",
+        "544",
+    ]
+    assert changes({"partial_block": 500}, states) == [
+        "--prefix-match-unit 32 (hits now end at multiples of 544)"
+    ]
+
+
 def test_with_states_the_shortest_hit_is_named_and_small_blocks_are_tried() -> None:
     engine = EngineInfo(
         device="cpu",
@@ -404,7 +429,7 @@ def test_with_states_the_shortest_hit_is_named_and_small_blocks_are_tried() -> N
             {"kind": "FullAttentionSpec", "block_size": 1280, "layers": 8, "page_bytes": 1000},
         ],
     )
-    assert "is 1,280 tokens" in floor_of(engine, packed=False) and "one attention layer" in floor_of(
+    assert "a block is 1,280 tokens" in floor_of(engine, packed=False) and "one attention layer" in floor_of(
         engine, False
     )
     assert "together hold" in floor_of(engine, packed=True)
@@ -474,7 +499,7 @@ def test_saved_causes_are_on_the_page_that_exists(
     assert read_run(file).header.extra.misses == made.prefix_cache.misses
     assert page.exists() is drawn_before
     if drawn_before:
-        assert f"drew {page} again" in said and "window or state" in page.read_text()
+        assert f"drew {page} again" in said and "no window or state was kept" in page.read_text()
     else:
         assert f"kvtune report {file}" in said
 

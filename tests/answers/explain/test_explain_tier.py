@@ -8,8 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from kvtune.answers.explain.document import document
 from kvtune.answers.explain.remedies import Situation, candidates
 from kvtune.data.run.types import EngineInfo, Run
+from kvtune.data.show.screen import document_lines
 from kvtune.lab.device.cost import INSTANT
 from kvtune.lab.setup.setup import Setup, Simulated
 from kvtune.requests.loads.spec import build
@@ -84,8 +86,11 @@ def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
     assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
     assert not explanation.disagreements
     assert any("--kv-offloading-size" in one.change and one.gain_tokens > 0 for one in explanation.remedies)
+    printed = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"))).split())
+    assert "evicted_from_both" in printed and "stored in host memory, and evicted there and" in printed
     whole = explain(simulated("--kv-offloading-size", "0.1"), tries=0)
     assert whole.tier_hit_tokens == whole.prefix_cache.hit_tokens == 12 * 672
+    assert "of host memory" in "\n".join(document_lines(document(whole, "a.kvrun")))
 
 
 def test_copies_are_replayed_at_the_runs_own_pace() -> None:

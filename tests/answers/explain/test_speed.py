@@ -144,7 +144,9 @@ def test_requests_without_times_keep_the_nominal_cost(served: Served) -> None:
     times = Times.of({**table, "finished_s": np.full(len(table["id"]), np.nan)})
     settings = like_the_server(served.setup, times, served.replay, "")
     assert settings.simulated.cost == NOMINAL
-    assert "large accelerator, 8" in speed_words(settings.simulated.cost, times)
+    assert "at the nominal speed of a large accelerator, 8 ms a step" in speed_words(
+        settings.simulated.cost, times
+    )
 
 
 WORDS = ["--model", "tiny-gemma3", "--core", "stock", "--tries", "3"]
@@ -159,7 +161,7 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
     said = capsys.readouterr().out
     whole = served.work.prompt_tokens
     assert f"Hits: log {100 * hits(served.run) / whole:.1f} %, its replay " in said
-    assert "server's speed, fitted" in " ".join(said.split())
+    assert "at the server's speed, fitted to the times of 62 requests" in " ".join(said.split())
     assert "each replayed" in said or "What was replayed" in said
     stored = read_run(out).header
     assert stored.extra.step_cost["fitted"] is True and "a server's requests" in stored.valid.why
@@ -182,7 +184,7 @@ def test_a_log_without_hits_is_not_called_checked(
     log = str(served.log(tmp_path, times=False, hits=False))
     assert kvtune(["explain-log", log, *WORDS[:4], "--tries", "0", "--", *FLAGS]) == 0
     said = capsys.readouterr().out
-    assert "each request, so" in said
+    assert "The log has no hits of each request, so the replay could not be checked against it" in said
     assert "Checked: " not in said
 
 
@@ -193,7 +195,10 @@ def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
     words = ["--model", "tiny-gemma3", "--tries", "0"]
     assert kvtune(["explain-log", str(served.log(tmp_path, times=False)), *words, "--", *FLAGS]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "log's server reported" in said and "could not be checked" not in said
+    assert (
+        "not compared with the hits that the log's server reported" in said
+        and "could not be checked" not in said
+    )
     assert "add --core stock" in said and "gap" not in said
 
 
@@ -218,7 +223,7 @@ def test_of_a_recorded_server_the_gap_is_told_and_the_text_is_a_remedy(
     said = capsys.readouterr().out
     whole = served.work.prompt_tokens
     assert f"Hits: run {100 * int(table['hit_tokens'].sum()) / whole:.1f} %, its replay " in said
-    assert "prompts, other text" in said
+    assert "mend the prompts, other text" in said
     stored = read_run(file).header.extra
     assert stored.texts is not None and stored.texts.mended_query_tokens == whole
     assert stored.misses["diverged"] > 0.05 * whole and stored.replayed is not None

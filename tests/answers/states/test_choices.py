@@ -59,7 +59,7 @@ def test_an_interval_is_whole_blocks_and_a_chunk_that_a_server_can_serve_with(
 def test_a_block_that_no_finer_unit_divides_has_no_finer_hits() -> None:
     at = engine(block=16)
     assert at.fine_unit == 0
-    assert "multiple of 16" in by_setting(at)["prefix_match_unit"].why_not
+    assert "no multiple of 16" in by_setting(at)["prefix_match_unit"].why_not
 
 
 def test_drafts_change_the_blocks_and_the_pool_keeps_its_bytes() -> None:

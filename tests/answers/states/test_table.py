@@ -73,7 +73,7 @@ def test_an_interval_wins_where_prefixes_are_shared_and_is_confirmed(
     inert = {row.flags[0]: row.why_not for row in states.rows if row.why_not}
     assert {"--mamba-cache-mode", "--mamba-block-size"} <= inert.keys()
     shown = " ".join(markdown(document(states)).split())
-    assert "2 other seeds" in shown and "the attention block" in shown
+    assert "confirmed with 2 other seeds" in shown and "the attention block" in shown
 
 
 @pytest.mark.vllm
@@ -103,7 +103,7 @@ def test_a_model_without_states_has_no_table() -> None:
 def test_sweep_refuses_a_model_without_states(capsys: pytest.CaptureFixture[str]) -> None:
     plain = ["sweep", "tiny-llama", "--states", "-w", ROUNDS, "--like-device", "h100", "--", *FLAGS]
     assert run(plain, lab=SHARED) == 2
-    assert "no recurrent states" in capsys.readouterr().err
+    assert "keeps no recurrent states" in capsys.readouterr().err
     assert run(["sweep", "tiny-llama", "--states", "--on", "engine"], lab=SHARED) == 2
 
 

@@ -168,6 +168,9 @@ def test_the_page_of_a_search_names_the_winner_and_not_its_best_single_run(
     shown = studies.view(study, objective("ceiling"), tmp_path / "recipe.toml")
     assert shown.result.best is not None and shown.result.best.settings == {"stream_interval": 16}
     assert shown.result.verdict.confirmed and result.verdict.confirmed
-    assert "95 % confidence" in shown.result.verdict.text and "not repeated" not in shown.result.verdict.text
+    assert (
+        "with 95 % confidence" in shown.result.verdict.text
+        and "not repeated" not in shown.result.verdict.text
+    )
     assert words(shown)[2] == "kvtune recipe verify recipe.toml"
     assert "kvtune serve" not in study_page(shown), "no server runs on a simulated device"

@@ -93,7 +93,7 @@ def test_of_several_objectives_one_must_be_better_and_none_worse() -> None:
     by = objective("hit-rate,ttft")
     stock = side("baseline", [10, 10.1, 9.9], 0.3)
     judged = judge(stock, [both([10.1, 10, 9.9], 0.6)], by)
-    assert judged.winner is not None and judged.why.startswith("better than stock")
+    assert judged.winner is not None and judged.why.startswith("better than stock in hit-rate, worse in none")
     assert judge(stock, [both([15, 15.1, 14.9], 0.6)], by).winner is None
     assert "worse" in judge(stock, [both([15, 15.1, 14.9], 0.6)], by).why
 

@@ -34,7 +34,7 @@ def trial(number: int, ttft: float, rate: float) -> Trial:
 def test_limits_that_are_none_are_named(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_slo(text)
-    assert "tpot (mean time" in caught.value.hint
+    assert "tpot (mean time per token" in caught.value.hint
 
 
 def test_limits_are_read_in_milliseconds() -> None:

@@ -90,7 +90,7 @@ def test_only_where_no_trial_hit_anything_a_note_says_what_to_look_at() -> None:
     trials = [trial(0, 0.5, 10), trial(1, 0.0, 10), trial(2, 0.0, 12), trial(3, 0.2, 9)]
     assert result(trials, OBJECTIVES["ttft"]).notes == ()
     (note,) = result(trials[1:3], OBJECTIVES["ttft"]).notes
-    assert note.startswith("nothing hit with") and "kvtune bounds" in note
+    assert note.startswith("nothing hit with any") and "kvtune bounds" in note
     assert result([trials[0], trials[3]], OBJECTIVES["ttft"]).notes == ()
 
 
@@ -120,9 +120,9 @@ def test_where_nothing_hits_the_pool_that_hits_is_named(monkeypatch: pytest.Monk
     none = structs.replace(trial(0, 0.0, 10), on="sim")
     none = structs.replace(none, summary={**none.summary, "engine": {"num_blocks": 1200}})
     said = sweep.pool_that_hits(studies.bench(), [none])
-    assert "core hit 25.0" in said
+    assert "has 1,200 blocks; with 1,800 the defaults of the kvtune core hit 25.0 %" in said
     least = 10**6
-    assert "8 times its" in sweep.pool_that_hits(studies.bench(), [none])
+    assert "in a pool of 8 times its 1,200 blocks" in sweep.pool_that_hits(studies.bench(), [none])
     hit = structs.replace(none, summary=trial(1, 0.5, 10).summary)
     asked.clear()
     assert sweep.pool_that_hits(studies.bench(), [none, hit]) == "" and asked == []

@@ -67,7 +67,7 @@ def test_the_command_line_reads_the_cache_that_the_environment_names(cache: Path
 
 def test_of_a_model_whose_config_cannot_be_had_the_defaults_are_candidates(cache: Path) -> None:
     facts = model_facts(WINDOWLESS, None, 4096)
-    assert facts.unknown.startswith(f"config.json of {WINDOWLESS} is not")
+    assert facts.unknown.startswith(f"config.json of {WINDOWLESS} is not in the hub's cache")
     space = build_space(["pin", "block_size"], [], facts)
     assert 512 in space["slack"] and 0 in space["pin_window"] and "two_class" in space["policy"]
     assert facts.block_tokens in space["block_size"]
@@ -78,7 +78,7 @@ def test_a_damaged_file_and_a_missing_one_are_named(cache: Path, tmp_path: Path)
     assert f"{cache} is not JSON" in model_config(GEMMA).why
     cache.write_text("[]")
     assert model_config(GEMMA).why == f"{cache} is no JSON object"
-    assert "config.json cannot be" in model_config(str(tmp_path)).why
+    assert "config.json cannot be read" in model_config(str(tmp_path)).why
 
 
 HOSTILE: dict[str, Callable[[Path], object]] = {

@@ -129,7 +129,9 @@ def test_limits_that_are_none_are_left_out_and_a_note_says_so(
 ) -> None:
     path = changed(tmp_path, {"extra": {"slo": slo}})
     run = read_run(path)
-    assert run.header.extra.slo == {} and [n for n in run.header.notes if n.startswith("extra.slo is left")]
+    assert run.header.extra.slo == {} and [
+        n for n in run.header.notes if n.startswith("extra.slo is left out: ")
+    ]
     for command in (["report", str(path), "--console"], ["compare", str(path), str(path), "--json"]):
         assert kvtune(command) == 0
     assert "unexpected" not in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_a_question_that_was_caught_is_refused_all_the_same(monkeypatch: pytest.
     assert not supported
     with pytest.raises(KvtuneError, match=r"NVIDIA B200 .* depends on kernels.supports\(\)") as refused:
         as_if.check_answered()
-    assert "profile it where" in refused.value.hint
+    assert "profile it where it runs" in refused.value.hint
 
 
 def test_what_kernels_answer_plainly_is_answered() -> None:

@@ -76,7 +76,7 @@ def test_no_run_begins_that_would_exceed_the_budget() -> None:
 
     both = sides("a")
     ended = experiment(both, 3, measure, budget_s=100.0, clock=lambda: now[0])
-    assert sum(len(side.runs) for side in both) == 3 and "budget of 1.66" in ended.why
+    assert sum(len(side.runs) for side in both) == 3 and "the budget of 1.66" in ended.why
     both, now[0] = sides("a"), 0.0
     experiment(both, 3, measure, budget_s=0.0, least=2, clock=lambda: now[0])
     assert [len(side.runs) for side in both] == [2, 2]

@@ -72,4 +72,4 @@ def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(
     assert not alive(engine)
     assert not left_in_shared_memory(shared_before)
     assert "interrupted" in "".join(lines)
-    assert f"is in {facts['run_file']}, marked partial" in " ".join("".join(lines).split())
+    assert f"what was measured is in {facts['run_file']}, marked partial" in " ".join("".join(lines).split())

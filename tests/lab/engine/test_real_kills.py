@@ -95,7 +95,7 @@ def test_an_engine_that_is_killed_leaves_a_partial_run(
     assert run.header.why in [f"the engine failed: {end}" for end in ends[: 1 + (role == "Worker")]]
     assert any("unexpectedly" in line for line in result.error.details)
     log = result.path.with_suffix(".log")
-    assert f"log is {log}" in result.error.hint and "KV cache" in log.read_text()
+    assert f"the engine's whole log is {log}" in result.error.hint and "KV cache" in log.read_text()
     assert not left_in_shared_memory(shared_before)
 
 

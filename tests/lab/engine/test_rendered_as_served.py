@@ -104,7 +104,7 @@ def test_each_way_gives_the_tokens_that_the_engine_had(tmp_path: Path) -> None:
         bodies = [body_of(body, api) for api, body in BODIES]
         ways = (ServerRendering(server), renderer(str(folder)), Rendering(str(folder)))
         made = [list(by.render(bodies)) for by in ways]
-        assert ways[0].how == OWN and ways[1].how.startswith("the renderer of")
+        assert ways[0].how == OWN and ways[1].how.startswith("the renderer of vLLM ")
     with_ids = 0
     for number, (length, ids) in enumerate(served):
         for answers in made:

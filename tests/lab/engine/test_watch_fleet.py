@@ -85,7 +85,7 @@ def test_servers_that_die_start_anew_and_come_with_other_blocks(tmp_path: Path) 
         until(lambda: len(group.look().servers) == 3 and group.look().servers[1].down_since is None)
         client.run(30, "round robin")
         shot = settled(group)
-    assert any("32 and 64" in note for note in shot.notes)
+    assert any("blocks of 32 and 64 tokens" in note for note in shot.notes)
     asked, hit = sum(len(row.prompt) for row in client.rows), sum(row.hit for row in client.rows)
     assert (shot.fleet.prompt_tokens, shot.fleet.as_routed) == (asked, hit)
     assert shot.fleet.best_replica.least <= shot.fleet.everything.most <= asked

@@ -276,7 +276,7 @@ def test_a_flag_of_the_server_alone_is_nothing_to_an_engine_without_one() -> Non
         parse_engine_args([*model, "--no-such-flag", "2"])
     with pytest.raises(UsageError) as refused:
         parse_engine_args([*model, "--max-num-seq=2"])
-    assert "--max-num-seqs?" in refused.value.hint
+    assert refused.value.hint.startswith("did you mean --max-num-seqs? ")
 
 
 @pytest.mark.parametrize("name", ["opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b"])

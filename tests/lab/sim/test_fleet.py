@@ -16,7 +16,7 @@ from kvtune.lab.sim.simulators import Simulators
 from kvtune.lab.sim.verdicts.observer import verdicts_of
 from kvtune.requests.loads.spec import build
 from tests.choice import each_value, first_of
-from tests.simulator import replayed
+from tests.simulator import on
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +36,11 @@ def settings(blocks: int = 200, model: str = "tiny-llama", **more: Any) -> Setup
 
 
 def replays(simulators: Simulators, load: str, wanted: list[Setup], seed: int = 1) -> list[Run]:
-    return replayed(simulators, build(load, seed=seed), wanted)
+    done: dict[int, Run] = {}
+    for number, outcome in simulators.run(on(build(load, seed=seed), wanted)):
+        assert isinstance(outcome, Run), outcome
+        done[number] = outcome
+    return [done[number] for number in range(len(wanted))]
 
 
 @pytest.mark.parametrize(

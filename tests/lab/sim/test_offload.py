@@ -19,7 +19,7 @@ from kvtune.lab.sim.simulators import Simulators
 from kvtune.reading.analysis.offload import offload
 from kvtune.requests.loads.spec import build
 from tests.choice import each_value
-from tests.simulator import replayed
+from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -39,6 +39,15 @@ ARC = ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 
 
+def replayed(simulators: Simulators, work: str, settings: list[Setup]) -> list[Run]:
+    runs: dict[int, Run] = {}
+    for number, outcome in simulators.run(on(build(work), settings)):
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        runs[number] = outcome
+    return [runs[number] for number in range(len(settings))]
+
+
 def engine(blocks: int, *flags: str) -> Setup:
     arguments = [*FLAGS, "--num-gpu-blocks-override", str(blocks), *flags]
     return Setup(model="tiny-llama", engine_args=arguments)
@@ -54,7 +63,7 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
     slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01, latency_s=0.001)
     tier = engine(60, *TIER)
     without, instant, slow = replayed(
-        simulators, build(ROUNDS), [engine(60), tier.replayed(copy=INSTANT), tier.replayed(copy=slow_copies)]
+        simulators, ROUNDS, [engine(60), tier.replayed(copy=INSTANT), tier.replayed(copy=slow_copies)]
     )
     assert hits(without) == 0
     assert hits(instant) == hits(slow) == 2 * 6 * 672
@@ -72,18 +81,14 @@ def test_a_replay_is_the_same_whatever_order_pythons_sets_have(monkeypatch: pyte
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         with Simulators(2) as both:
             ours = replace(tier, engine_args=[*tier.engine_args, *ARC], core="kvtune")
-            found.append(
-                [(hits(run), run.header.wall_s) for run in replayed(both, build(work), [tier, ours])]
-            )
+            found.append([(hits(run), run.header.wall_s) for run in replayed(both, work, [tier, ours])])
     assert found[0] == found[1] and all(hit for hit, _ in found[0])
 
 
 def test_a_run_says_what_each_tier_hit_and_what_was_copied(simulators: Simulators) -> None:
     """Six prompts of 740 tokens a round, of which a block of 32 is a chunk of the tier; the pool keeps none of them."""
     slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01)
-    without, run = replayed(
-        simulators, build(ROUNDS), [engine(60), engine(60, *TIER).replayed(copy=slow_copies)]
-    )
+    without, run = replayed(simulators, ROUNDS, [engine(60), engine(60, *TIER).replayed(copy=slow_copies)])
     assert offload(without) is None and "copies" not in without.tables
     tier = offload(run)
     assert tier is not None and tier.copies is not None
@@ -103,7 +108,7 @@ def test_a_run_says_what_each_tier_hit_and_what_was_copied(simulators: Simulator
 
 def test_the_ranks_of_an_engine_copy_their_shares_at_the_same_time(simulators: Simulators) -> None:
     settings = [engine(60, *TIER, *flags) for flags in ([], ["--tensor-parallel-size", "2"])]
-    one, two = (offload(run) for run in replayed(simulators, build(ROUNDS), settings))
+    one, two = (offload(run) for run in replayed(simulators, ROUNDS, settings))
     assert one is not None and one.copies is not None and two is not None and two.copies is not None
     assert one.tier_hit_tokens == two.tier_hit_tokens == 2 * 6 * 672
     assert one.copies.loaded_bytes == two.copies.loaded_bytes and two.copies.refused == 0
@@ -114,7 +119,7 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     simulators: Simulators,
 ) -> None:
     (run,) = replayed(
-        simulators, build(ROUNDS), [engine(60, "--kv-offloading-size", "0.002").replayed(copy=INSTANT)]
+        simulators, ROUNDS, [engine(60, "--kv-offloading-size", "0.002").replayed(copy=INSTANT)]
     )
     tier = offload(run)
     assert tier is not None and tier.copies is not None
@@ -126,7 +131,7 @@ def test_decode_steps_between_copies_are_made_at_once(simulators: Simulators) ->
     """As engines on GPUs, with asynchronous scheduling: vLLM then frees blocks only when their last step is done."""
     work = "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60"
     settings = engine(48, "--kv-offloading-size", "0.004").replayed(async_scheduling=True)
-    at_once, single = replayed(simulators, build(work), [settings, settings.replayed(shortcuts=False)])
+    at_once, single = replayed(simulators, work, [settings, settings.replayed(shortcuts=False)])
     for table in ("requests", "steps", "copies"):
         for name, column in single.table(table).items():
             np.testing.assert_array_equal(at_once.table(table)[name], column, name)
@@ -164,7 +169,7 @@ def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
     settings = settings.replayed(copy=copy, digests=True, async_scheduling=asynchronous)
     single = replace(settings, core_settings={"steady": False} if core == "kvtune" else {})
     single = single.replayed(shortcuts=False)
-    short, plain = replayed(simulators, build(work), [settings, single])
+    short, plain = replayed(simulators, work, [settings, single])
     assert short.header.extra.digests == plain.header.extra.digests
     for name in ("hit_tokens", "tier_hit_tokens", "finished_s", "preemptions"):
         assert np.array_equal(short.table("requests")[name], plain.table("requests")[name]), name
@@ -174,7 +179,7 @@ def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
 def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators) -> None:
     other = '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both"}'
     with pytest.raises(KvtuneError, match="SimpleCPUOffloadConnector") as refused:
-        replayed(simulators, build(ROUNDS), [engine(60, "--kv-transfer-config", other)])
+        replayed(simulators, ROUNDS, [engine(60, "--kv-transfer-config", other)])
     assert refused.value.exit_code == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,8 +20,7 @@ from kvtune.lab.setup.setup import Load, Setup
 from kvtune.lab.sim.simulators import Simulators
 from kvtune.requests.loads.spec import build
 from kvtune.requests.types import Workload
-from tests.choice import first_of
-from tests.simulator import replayed
+from tests.simulator import on
 from tests.simulator import run as kvtune
 
 HERE = Path(__file__).parents[2]
@@ -29,8 +29,17 @@ GALLERY = HERE.parent / "reports" / "gallery"
 FLAGS = ["--num-gpu-blocks-override", "300", "--block-size", "32", "--max-model-len", "4096"]
 
 
+def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[Run]:
+    by_name: dict[int, Run] = {}
+    for number, outcome in simulators.run(on(workload, list(wanted))):
+        assert isinstance(outcome, Run), outcome
+        by_name[number] = outcome
+    return [by_name[number] for number in range(len(wanted))]
+
+
+@pytest.mark.full
 @pytest.mark.vllm
-@pytest.mark.parametrize("core", first_of(["kvtune", "stock"]))
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
 def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators, core: str) -> None:
     """Runs of the real engine, as published: every request's hits come out again, and the times are a prediction."""
     recorded = read_run(GALLERY / f"rounds-{core}.kvrun")
@@ -43,7 +52,7 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
         core_settings={},  # the run names settings that are gone; the defaults hit the same
     )
     exact, jumped = replayed(
-        simulators, work, [job.replayed(shortcuts=on).like(recorded).sized() for on in (False, True)]
+        simulators, work, *(job.replayed(shortcuts=on).like(recorded).sized() for on in (False, True))
     )
     for run in (exact, jumped):
         np.testing.assert_array_equal(
@@ -66,7 +75,7 @@ def test_a_devices_memory_sizes_the_pool_beside_the_weights(simulators: Simulato
     """OPT-125m has 125,239,296 parameters of two bytes; a block of 16 tokens is 24 half matrices of 16 x 768."""
     work = build("decode:requests=1,prompt=8,output=2", seed=0)
     job = Setup(model="opt-125m", load=Load.of(work), core="stock", platform=device("2GiB"))
-    (run,) = replayed(simulators, work, [job.sized()])
+    (run,) = replayed(simulators, work, job.sized())
     room = int(2 * 2**30 * 0.92) - 2 * 125_239_296
     assert run.header.engine.num_blocks == room // (12 * 2 * 16 * 768 * 2)
 
@@ -76,7 +85,7 @@ def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> Non
     """What a GPU engine would have captured: blocks of 16 tokens, which no CPU backend takes; steps sent ahead."""
     work = build("zipf:prefixes=5,prefix=210,requests=20,output=8", seed=0)
     job = Setup(model="tiny-llama", load=Load.of(work), core="stock", engine_args=list(FLAGS))
-    here = replayed(simulators, work, [job.sized()])[0]
+    here = replayed(simulators, work, job.sized())[0]
     captured = json.loads(
         json.dumps(here.header.engine.kv_specs).replace('"block_size": 32', '"block_size": 16')
     )
@@ -87,7 +96,7 @@ def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> Non
     again = replayed(
         simulators,
         work,
-        [Setup(model="tiny-llama", load=Load.of(work), core="stock").like(there).sized()],
+        Setup(model="tiny-llama", load=Load.of(work), core="stock").like(there).sized(),
     )[0]
     assert (again.header.engine.block_size, again.header.engine.num_blocks) == (16, 300)
     assert again.header.engine.async_scheduling and again.header.extra.sim.batch_queue
@@ -128,7 +137,7 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
     rows += [(9 * hour + 1, 1, 1, [7])]
     work = trace(tmp_path, rows)
     job = Setup(model="tiny-llama", load=Load.of(work), core="stock", engine_args=list(FLAGS))
-    run = replayed(simulators, work, [job.replayed(shortcuts=shortcuts).sized()])[0]
+    run = replayed(simulators, work, job.replayed(shortcuts=shortcuts).sized())[0]
     requests = run.table("requests")
     assert run.header.state == "complete" and run.header.wall_s > 9 * 3600
     assert requests["output_tokens"].tolist() == [1, 1, 40, 40, 1]

@@ -17,7 +17,7 @@ from kvtune.lab.setup.setup import Setup, Simulated
 from kvtune.lab.sim.simulators import Simulators
 from kvtune.requests.loads.spec import build
 from tests.choice import each_value
-from tests.simulator import on, replayed
+from tests.simulator import on
 
 pytestmark = pytest.mark.vllm
 
@@ -51,7 +51,11 @@ def settings(model: str, blocks: int, core: Any = "stock", **more: Any) -> Setup
 
 
 def replays(simulators: Simulators, workload: str, wanted: list[Setup]) -> list[Run]:
-    return replayed(simulators, build(workload, seed=1), wanted)
+    by_name: dict[int, Run] = {}
+    for number, outcome in simulators.run(on(build(workload, seed=1), wanted)):
+        assert isinstance(outcome, Run), outcome
+        by_name[number] = outcome
+    return [by_name[number] for number in range(len(wanted))]
 
 
 def failure(simulators: Simulators, workload: str, wanted: Setup) -> KvtuneError:
@@ -295,7 +299,7 @@ def test_a_pool_of_one_block_is_refused(simulators: Simulators) -> None:
 def test_a_refusal_quotes_vllm(simulators: Simulators) -> None:
     small = ["--num-gpu-blocks-override", "100", "--max-num-batched-tokens", "16", "--max-num-seqs", "64"]
     error = failure(simulators, "rounds", Setup(model="tiny-llama", engine_args=[*SMALL, *small]))
-    assert "equal to max_num_seqs" in error.message
+    assert "must be greater than or equal to max_num_seqs" in error.message
 
 
 def test_a_prompt_that_never_fits_is_refused(simulators: Simulators) -> None:

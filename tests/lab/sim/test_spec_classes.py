@@ -20,7 +20,7 @@ from kvtune.lab.setup.like import stand_in
 from kvtune.lab.setup.setup import Setup, Simulated
 from kvtune.lab.sim.simulators import Simulators
 from kvtune.requests.loads.spec import build
-from tests.simulator import replayed
+from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -84,9 +84,14 @@ def captured(*names: str, blocks: int) -> dict[str, Any]:
     }
 
 
-def replays(simulators: Simulators, work: str, specs: dict[str, Any], *cores: dict[str, Any]) -> list[Run]:
+def replayed(simulators: Simulators, work: str, specs: dict[str, Any], *cores: dict[str, Any]) -> list[Run]:
     wanted = [Setup(model=stand_in(specs), device=Simulated(specs=specs), **core) for core in cores]
-    return replayed(simulators, build(work, seed=1), wanted)
+    runs: dict[int, Run] = {}
+    for number, outcome in simulators.run(on(build(work, seed=1), wanted)):
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        runs[number] = outcome
+    return [runs[number] for number in range(len(wanted))]
 
 
 def test_every_class_has_its_row() -> None:
@@ -102,7 +107,7 @@ def test_every_class_has_its_row() -> None:
 )
 def test_the_core_hits_what_stock_hits_or_more(name: str, beside: str, simulators: Simulators) -> None:
     specs = captured(beside, name, blocks=600)
-    stock, ours = replays(simulators, ROUNDS, specs, {"core": "stock"}, {"core": "kvtune"})
+    stock, ours = replayed(simulators, ROUNDS, specs, {"core": "stock"}, {"core": "kvtune"})
     hits = [run.table("requests")["hit_tokens"] for run in (stock, ours)]
     assert hits[1].sum() > 0 and (hits[1] >= hits[0]).all()
     assert (hits[1].sum() > hits[0].sum()) == (name in HELPED)
@@ -116,9 +121,11 @@ def test_a_model_whose_engine_vllm_does_not_start_is_refused_by_name(
     """vLLM (0.32, 0.33) gives the manager of attention sinks an argument that it does not take."""
     specs = captured("SinkFullAttentionSpec", "SinkFullAttentionSpec", blocks=600)
     with pytest.raises(KvtuneError) as refused:
-        replays(simulators, ROUNDS, specs, {"core": core})
-    assert f"vLLM {installed_version()} does not" in str(refused.value)
-    assert "another version of" in refused.value.hint
+        replayed(simulators, ROUNDS, specs, {"core": core})
+    assert f"vLLM {installed_version()} does not start this model's engine: TypeError: SinkFull" in str(
+        refused.value
+    )
+    assert "another version of vLLM" in refused.value.hint
 
 
 @pytest.mark.full
@@ -127,7 +134,7 @@ def test_without_its_order_the_core_decides_as_stock_does(name: str, simulators:
     """In a pool that is too small: blocks are evicted, requests wait and are preempted."""
     specs = captured("FullAttentionSpec", name, blocks=280)
     plain = {"pool": False, "pinning": False}
-    stock, ours = replays(
+    stock, ours = replayed(
         simulators, TIGHT, specs, {"core": "stock"}, {"core": "kvtune", "core_settings": plain}
     )
     for column in ("hit_tokens", "first_token_s", "finished_s", "preemptions"):
@@ -145,5 +152,5 @@ def test_what_vllm_does_not_serve_is_refused_in_its_words(name: str, simulators:
     specs = captured("FullAttentionSpec", name, blocks=600)
     for core in ("stock", "kvtune"):
         with pytest.raises(KvtuneError, match=REFUSED[name][1]) as refused:
-            replays(simulators, ROUNDS, specs, {"core": core})
+            replayed(simulators, ROUNDS, specs, {"core": core})
         assert "\n" not in refused.value.message

@@ -88,10 +88,10 @@ def test_a_failed_import_names_a_vllm_that_the_simulator_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     missing = ImportError("cannot import name 'get_offloading_group_ids'")
-    assert "imported: cannot import" in worker.not_imported(missing).message
+    assert "vLLM cannot be imported: cannot import name" in worker.not_imported(missing).message
     monkeypatch.setattr("kvtune.lab.setup.resolve.differing", lambda parts: "a.B is gone")
     report = worker.not_imported(missing)
-    assert "the simulator does" in report.message and "a.B is gone" in report.message
+    assert "the simulator does not know vLLM" in report.message and "a.B is gone" in report.message
     assert "--on engine" in report.hint and report.number < 0
 
 

@@ -129,7 +129,7 @@ def test_the_first_error_hands_every_part_back(
     assert {name: engine.got[name] for name in engine.wanted} == engine.wanted
     reported = state.state()
     (note,) = (note for note in reported["notes"] if "from here on" in note)
-    assert note.startswith("the core gave") and ("ours" in note or place == "queues")
+    assert note.startswith("the core gave up: ") and ("ours" in note or place == "queues")
     assert not any(reported["parts"].get(name) for name in SWITCHES)
     managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
     assert {type(one) for one in managers if isinstance(one, SlidingWindowManager)} == {SlidingWindowManager}

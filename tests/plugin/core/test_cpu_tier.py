@@ -78,7 +78,7 @@ def test_an_error_of_the_patch_leaves_vllms_spec(config_class: Any, caplog: pyte
     cpu_tier._configured(
         SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector"))
     )
-    assert "vLLM's own spec" in caplog.text
+    assert "vLLM's own spec of a tier of host memory stays" in caplog.text
 
 
 def test_a_vllm_without_the_class_keeps_its_spec(config_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: p
     monkeypatch.setenv("KVTUNE_SET", '{"freeze": false}')
     plugin.register()
     assert not part.installed
-    assert "vllm.x.Y.z has another" in state.state()["why"]
+    assert "vllm.x.Y.z has another body" in state.state()["why"]
     assert state.state()["active"] is False
 
 

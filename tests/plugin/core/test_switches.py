@@ -92,5 +92,5 @@ def test_a_vllm_without_its_function_for_freezing_runs_without_frozen_heaps(
     plugin._install("freeze", parse({"collect_at_wait": True}), [], strict=False)
     found = state.state()
     assert found["parts"] == {"freeze": False, "collect_at_wait": False}
-    assert "put in: ImportError" in found["notes"][0]
+    assert "freeze could not be put in: ImportError" in found["notes"][0]
     assert not [patch for patch in STATE.patches.installed() if patch.part == freeze.PART]

@@ -227,7 +227,7 @@ def test_a_folder_of_the_user_is_not_taken_for_the_counters(
     (mine / "data").write_text("mine")
     (tmp_path / "glob-other-dir").mkdir()
     assert recorder_module.counted(str(mine)) is None
-    assert "folder that does" in caplog.text
+    assert "name a folder that does not exist" in caplog.text
     assert (mine / "data").read_text() == "mine" and (tmp_path / "glob-other-dir").is_dir()
 
 

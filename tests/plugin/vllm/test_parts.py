@@ -93,8 +93,8 @@ def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
     found = standing()
     assert not found.known and set(found.left_out) == {"layout"}
     line = found.line()
-    assert line.startswith("vLLM 0.99.0 is") and "\n" not in line
-    assert "vLLM's own code" in line
+    assert line.startswith("vLLM 0.99.0 is not one that kvtune knows (") and "\n" not in line
+    assert "vLLM's own code runs in place of layout (" in line
     assert found.line(("pool", "decode", "outputs")) == ""
 
 

@@ -67,7 +67,7 @@ def test_json_console_and_page_say_it() -> None:
     assert facts["offload"]["tier_hit_rate"] == pytest.approx(0.16)
     assert facts["offload"]["copies"]["unread_chunks"] == 5
     text = summary_text(analysis)
-    assert "host memory: 1" in text and "5 of 8" in text and "62.5 %" in text
+    assert "host memory: 1 GiB, arc" in text and "5 of 8 chunks" in text and "62.5 %" in text
     (drawn,) = [section for section in run_sections(analysis) if section.id == "offload"]
     assert "16.0 %" in drawn.lead and "62.5 %" in drawn.lead
 
@@ -76,7 +76,7 @@ def test_where_copies_were_not_recorded_the_hits_are_still_said() -> None:
     analysis = RunAnalysis(with_tier([48], [16], copies=False))
     facts = summary(analysis)
     assert facts["offload"]["tier_hit_tokens"] == 16 and facts["offload"]["copies"] is None
-    assert "in host memory" in summary_text(analysis)
+    assert "hit in host memory" in summary_text(analysis)
 
 
 def test_runs_compare_by_what_the_tier_hit_and_copied() -> None:

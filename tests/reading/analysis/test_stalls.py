@@ -253,6 +253,8 @@ def test_stalls_are_priced_beside_the_other_limits() -> None:
     toy.stopped = [(WORKER, begin_of(AT, toy) + 0.2)]
     found = RunAnalysis(with_answers(toy.run())).verdict
     assert found.kind == "stalls" and found.share == pytest.approx(0.05, rel=0.01)
+    assert "4 of 396 gaps between tokens were over 22 ms" in found.limit
+    assert "5 % of the engine's time. In most of that, a process waited for a CPU." in found.limit
     assert found.command == "kvtune doctor tiny-opt"
     late = RunAnalysis(with_answers(Toy(before={AT: STALL_S}).run())).verdict
     assert late.kind == "stalls" and "--stacks" in late.command

@@ -48,7 +48,7 @@ def words(verdict: Verdict) -> list[str]:
 def test_a_run_that_measured_nothing_says_why() -> None:
     verdict = RunAnalysis(empty_run()).verdict
     assert verdict.kind == "nothing"
-    assert "out of memory" in verdict.limit
+    assert "CUDA out of memory" in verdict.limit
     assert words(verdict) == ["kvtune", "doctor", "tiny-gemma3"]
 
 
@@ -58,7 +58,7 @@ def test_recomputed_prompts_are_named_with_their_share_of_time() -> None:
     assert verdict.kind == "cache"
     assert "60,000 of 182,880" in verdict.limit
     assert verdict.share is not None and 0.1 < verdict.share < 0.6
-    assert "setting was replayed" in verdict.advice, "nothing is advised that was not replayed"
+    assert "No other setting was replayed" in verdict.advice, "nothing is advised that was not replayed"
     assert words(verdict) == ["kvtune", "explain", "RUN"]
 
 
@@ -92,7 +92,7 @@ def test_what_the_replays_won_most_with_is_advised_with_its_gain_its_cost_and_it
 def test_a_setting_that_brings_less_than_a_point_is_not_advised() -> None:
     useless = msgspec.structs.replace(POOL, gain_tokens=1_828)
     verdict = RunAnalysis(replayed(told(rounds_run(), evicted=60_960), useless)).verdict
-    assert "2 settings that" in verdict.advice
+    assert "None of the 2 settings that were replayed on this run helps" in verdict.advice
     assert words(verdict)[1] == "bounds" and "1.5x" not in verdict.advice
 
 
@@ -100,7 +100,7 @@ def test_the_second_limit_is_named_beside_the_first() -> None:
     run = told(rounds_run(), evicted=30_000, partial_block=20_000)
     verdict = RunAnalysis(run).verdict
     assert verdict.limits == ("cache", "block")
-    assert verdict.also.startswith("hits of whole")
+    assert verdict.also.startswith("hits of whole blocks only, up to ")
 
 
 @pytest.mark.parametrize("cause", ["evicted", "not_retained", "lagging_group", "draft_group", "not_cached"])
@@ -111,9 +111,9 @@ def test_causes_found_by_replay_count_as_winnable(cause: str) -> None:
 def test_partial_blocks_are_named_with_the_unit_of_hits() -> None:
     verdict = RunAnalysis(told(rounds_run(), partial_block=60_000)).verdict
     assert verdict.kind == "block"
-    assert "blocks of 32" in verdict.limit
+    assert "whole blocks of 32 tokens" in verdict.limit
     dropped = RunAnalysis(told(rounds_run(), partial_block=30_000, eagle_drop=30_000)).verdict
-    assert "60,000 prompt tokens" in dropped.limit
+    assert "less one for EAGLE or MTP, so 60,000 prompt tokens" in dropped.limit
 
 
 def test_the_collector_is_named_when_it_costs_most() -> None:
@@ -144,7 +144,7 @@ def test_preemptions_come_first() -> None:
         Run(run.header, {**run.tables, "requests": requests}), fewer, requests=45, preemptions=90
     )
     verdict = RunAnalysis(told_so, workload_of(run)).verdict
-    assert "--max-num-seqs 64 brings" in verdict.advice
+    assert "--max-num-seqs 64 brings 90 fewer preemptions" in verdict.advice
     assert words(verdict)[-2:] == ["--max-num-seqs", "64"]
 
 
@@ -158,7 +158,7 @@ def test_an_engine_that_waits_for_work_is_not_the_limit() -> None:
 def test_a_run_without_other_limits_is_limited_by_its_model() -> None:
     verdict = RunAnalysis(told(rounds_run())).verdict
     assert verdict.kind == "model"
-    assert "98 % of" in verdict.limit
+    assert "98 % of the step time" in verdict.limit
 
 
 def test_unknown_causes_are_not_called_a_limit_of_the_model() -> None:
@@ -216,10 +216,10 @@ def test_what_mending_brings_is_the_advice_and_a_row_of_the_page() -> None:
     )
     texts = TextAccount(engine=True, query_tokens=whole, hit_tokens=hit, groups=[group])
     verdict = RunAnalysis(server_with(40_000, texts)).verdict
-    assert "stamp) brings +16.4" in verdict.advice
-    assert "the last message" in verdict.advice
+    assert "mending the prompts (a time of day or time stamp) brings +16.4 points of hits" in verdict.advice
+    assert "Move the time into the last message." in verdict.advice
     page = run_page(RunAnalysis(server_with(40_000, texts)))
-    assert "mend the prompts" in page and "helps, each replayed" in page
+    assert "mend the prompts, a time of day or time stamp" in page and "What helps, each replayed" in page
 
 
 def test_a_text_is_mended_with_all_before_it() -> None:

@@ -200,7 +200,7 @@ def test_a_larger_pool_never_hits_less() -> None:
 def test_requests_larger_than_the_pool_are_named() -> None:
     result = bounds(build("prefill:requests=4,prompt=1000", seed=0), [40])
     assert result.curve[0].oversized == 4
-    assert any("larger than a" in note for note in result.notes)
+    assert any("larger than a pool" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("text", ["0", "x", "10q", "-5k", "nan", "1e400"])

@@ -12,7 +12,12 @@ import pytest
 
 from kvtune.data.run.types import Run
 from tests.reading.report.browsing import MAKERS, Open, scheme, size, wait
-from tests.reading.report.drawn import run_of
+from tests.reading.report.drawn import KINDS, run_of
+
+
+@pytest.fixture(params=list(KINDS))
+def any_run(request: pytest.FixtureRequest) -> Run:
+    return run_of(request.param)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def test_one_run_becomes_its_page(folder: Path, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.strip() == str(page)
     html = page.read_text()
     assert "What to change" in html
+    assert "seen before, not in the cache" in html, "the workload was made again"
 
 
 def test_two_runs_become_a_comparison(folder: Path, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_compare_exits_1_when_the_condition_holds(
     assert kvtune(["compare", *runs, "--fail-on", condition, "--anyway"]) == code
     captured = capsys.readouterr()
     assert ("--fail-on holds" in captured.err) is bool(code)
-    assert "prefix cache hit" in captured.out
+    assert "prefix cache hit rate" in captured.out
 
 
 def test_fail_on_times_of_one_run_a_side_is_refused_with_the_line_to_run(
@@ -83,7 +84,12 @@ def test_fail_on_times_of_one_run_a_side_is_refused_with_the_line_to_run(
     condition = "prefix_cache.hit_rate > 0.9 or ttft_ms.mean > +5%"
     assert kvtune(["compare", *runs, "--fail-on", condition]) == 3
     said = capsys.readouterr()
-    assert "for run in" in said.err and "--anyway" in said.err and not said.out
+    assert "'ttft_ms.mean > +5%' is about times, and times of one run a side are not judged" in said.err
+    assert (
+        "run the sides in turns: for run in 1 2 3; do kvtune profile" in said.err
+        and "--anyway" in said.err
+        and not said.out
+    )
     assert kvtune(["compare", *runs, "--fail-on", "gc.engine_core.collections_total > +50000%"]) == 0
     assert kvtune(["compare", *runs, *runs, "--fail-on", "ttft_ms.mean > +500%"]) == 0
 
@@ -106,7 +112,7 @@ def test_compare_prints_markdown(folder: Path, capsys: pytest.CaptureFixture[str
     figures, _, _ = capsys.readouterr().out.partition("## Settings")
     lines = [line for line in figures.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, "all rows have as many cells"
-    assert any(line.startswith("| prefix cache") and line.endswith("| better |") for line in lines)
+    assert any(line.startswith("| prefix cache hit rate |") and line.endswith("| better |") for line in lines)
 
 
 def test_incomparable_runs_are_refused_by_field_without_anyway(

@@ -43,6 +43,7 @@ def test_interleaved_repetitions_are_two_sides_of_two_runs() -> None:
     throughput = next(f for f in compared.comparisons[0].figures if f.path == "throughput_tok_s")
     assert throughput.low is not None, "a figure of one value a run has an interval now"
     assert len(compared.sides[0].values(ttft_ms)) == 2 * 12
+    assert "come from repeated runs (2 of stock, 2 of kvtune)" in document_page(document(compared))
 
 
 def test_a_machine_that_drifts_more_than_the_settings_differ_shows_no_difference() -> None:
@@ -61,6 +62,8 @@ def test_runs_of_one_setting_are_compared_one_by_one() -> None:
     compared = contrast([stock(), stock()], ["same", "same"])
     assert [side.name for side in compared.sides] == ["same (1)", "same (2)"]
     assert compared.differing == ()
+    judged = "no difference shown in any figure that is judged"
+    assert sentence(compared.comparisons[0]) == f"{judged}; times not judged (one run a side)"
     assert not compared.repeat_command, "settings that are equal do not distinguish sides"
 
 
@@ -70,7 +73,7 @@ def test_a_sentence_names_one_figure_of_a_kind_and_counts_the_rest() -> None:
         for run in (stock(), kvtune())
     ]
     text = sentence(contrast(sides, ["a", "b"]).comparisons[0])
-    assert text.startswith("better in time")
+    assert text.startswith("better in time to first token, mean (-")
     assert text.count("time to first token") == 1
     assert "points)" in text, "a hit rate differs by points, not by percent of percent"
 
@@ -91,10 +94,11 @@ def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns(
         "kvtune compare ab/1/*.kvrun ab/2/*.kvrun"
     )
     assert compared.repeat_command == line
-    assert sentence(compared.comparisons[0]).endswith("run a side)")
+    assert sentence(compared.comparisons[0]).endswith("times not judged (one run a side)")
     html = document_page(document(compared))
     (shown,) = re.findall(r'<pre id="repeat-command-1">(.*?)</pre>', html, re.S)
     assert " ".join(unescape(re.sub("<[^>]*>", "", shown)).split()) == line
+    assert "not judged" in html and 'class="short worse"' not in html
     assert line in markdown(document(compared)).splitlines()
     tuned = [replace_header(run, command=["kvtune", "tune"]) for run in made]
     assert not contrast(tuned, ["a", "b"]).repeat_command

@@ -44,3 +44,4 @@ def test_a_page_is_drawn_again_from_its_files(name: str, tmp_path: Path) -> None
 def test_the_study_has_a_winner_with_its_recipe_and_intervals() -> None:
     page = (GALLERY / "sweep.html").read_text(encoding="utf-8")
     assert "A winner" in page and 'class="short better"' in page
+    assert "kvtune serve tiny-gemma3 --recipe tiny-gemma3-cpu.toml" in words(page)

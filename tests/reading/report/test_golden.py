@@ -12,6 +12,7 @@ import pytest
 from kvtune.data.run.file import read_run
 from kvtune.data.run.types import SCHEMA
 from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
 from kvtune.reading.analysis.rebuild import workload_of
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.analysis.summary import summary
@@ -21,7 +22,7 @@ from kvtune.reading.report.export.csv import write_csv
 from kvtune.reading.report.export.trace import chrome_trace
 from kvtune.reading.report.sections import run_sections
 from tests.golden.make import FOLDER, RUNS
-from tests.reading.report.drawn import run_page, summary_text
+from tests.reading.report.drawn import run_page, summary_text, words
 
 FILES = sorted(FOLDER.glob("*.kvrun"))
 
@@ -55,6 +56,7 @@ def test_a_golden_run_compares_with_itself(golden: Path) -> None:
     made = contrast([run, run], ["one", "two"])
     assert not made.differences
     shown = document(made)
+    assert "no difference shown in any figure" in words(document_page(shown))
     assert markdown(shown)
     json.dumps(msgspec.to_builtins(compared(made, [])), allow_nan=False)
 
@@ -77,6 +79,7 @@ def test_causes_of_misses_come_from_the_workload_made_again() -> None:
         sum(causes.values()) + run.tables["requests"]["hit_tokens"].sum()
         == run.tables["requests"]["prompt_tokens"].sum()
     )
+    assert "seen before, not in the cache" in run_page(RunAnalysis(run, workload_of(run)))
 
 
 def test_a_real_engines_run_has_evictions_and_a_flame_graph_on_its_page() -> None:

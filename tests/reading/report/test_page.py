@@ -72,17 +72,13 @@ class Elements(HTMLParser):
             self.text.append(data)
 
 
-DRAWN = ("rounds", "partial", "hostile")
-"""Kinds of run whose pages `make test` looks through; those of all in `make full`."""
-
-
 @cache
 def page_of(kind: str) -> str:
     """Drawn once a kind: most tests only read it."""
     return run_page(RunAnalysis(run_of(kind)))
 
 
-@pytest.fixture(params=[pytest.param(k, marks=() if k in DRAWN else pytest.mark.full) for k in KINDS])
+@pytest.fixture(params=list(KINDS))
 def any_page(request: pytest.FixtureRequest) -> str:
     return page_of(request.param)
 
@@ -126,7 +122,16 @@ def test_the_policy_allows_the_pages_own_scripts_and_nothing_else() -> None:
 
 def test_markup_in_a_run_stays_text() -> None:
     html = page_of("hostile")
-    assert "onerror=alert" in "".join(ours(html).text), "the string itself is shown"
+    page = Elements(html)
+    assert not [tag for tag, attributes in page.elements if "onerror" in attributes]
+    assert "onerror=alert" in "".join(page.text), "the string itself is shown"
+    running = [
+        s
+        for (t, a), s in zip([e for e in page.elements if e[0] == "script"], page.scripts, strict=True)
+        if not a
+    ]
+    assert len(running) == 1, "one script runs, and it is ours"
+    assert "owned" not in running[0]
     assert "49" not in re.findall(r"<h1>(.*?)</h1>", html)[0], "{{7*7}} is not a template"
 
 
@@ -199,10 +204,19 @@ def test_thinning_keeps_every_extreme_and_says_so(long_run: Run) -> None:
     assert max(embedded(html, "chart-data")["gc"]["ms"]) == pytest.approx(worst, rel=1e-5)
 
 
+def test_the_timeline_shows_every_eviction() -> None:
+    from tests.golden.synthetic import evicting_run
+
+    run = evicting_run()
+    data = embedded(run_page(RunAnalysis(run)), "chart-data")
+    assert sum(data["evicted"]["blocks"]) == run.tables["pool"]["evicted"].sum() > 0
+    assert set(data["evicted"]["queue"]) == {"speculative", "probation"}
+
+
 def test_a_timeline_without_evictions_says_why(rounds: Run) -> None:
-    assert "Evictions were not" in page_of("rounds")
+    assert "Evictions were not recorded in this run." in page_of("rounds")
     quiet = Run(rounds.header, {**rounds.tables, "pool": empty_table("pool")})
-    assert "block was evicted" in run_page(RunAnalysis(quiet))
+    assert "No KV block was evicted" in run_page(RunAnalysis(quiet))
 
 
 def test_a_gpus_use_is_told_with_the_memory(rounds: Run) -> None:
@@ -227,7 +241,7 @@ def test_a_gpus_use_is_told_with_the_memory(rounds: Run) -> None:
 def test_a_partial_run_says_so_before_any_number() -> None:
     html = page_of("partial")
     assert words(html).index("This run is partial.") < words(html).index("Measured")
-    assert "by signal 9" in html
+    assert "was killed by signal 9" in html
 
 
 def test_the_ladder_shows_what_the_load_and_the_pool_allow(rounds: Run) -> None:
@@ -249,7 +263,21 @@ def test_a_load_that_was_not_served_whole_has_no_ladder() -> None:
 def test_a_failed_run_has_a_page_that_says_why() -> None:
     html = page_of("empty")
     assert "This run failed." in html
+    assert "CUDA out of memory" in html
     assert "kvtune doctor" in words(html)
+
+
+def test_a_prediction_is_marked_as_one() -> None:
+    assert "Predicted, not measured." in page_of("sim")
+
+
+def test_a_core_that_refused_is_named(rounds: Run) -> None:
+    from tests.golden.synthetic import replace_header
+
+    refused = replace_header(rounds, core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"))
+    html = run_page(RunAnalysis(refused))
+    assert "core was not active" in html
+    assert "vLLM 0.33 is not known" in html
 
 
 def test_missing_probes_leave_their_sections_out() -> None:
@@ -284,7 +312,7 @@ def test_what_costs_most_comes_first_and_cheap_stalls_are_folded() -> None:
     assert real[:3] == ["verdict", "stalls", "latency"] and "The 5 worst, one by one" not in page
     chat, page = order("chat")
     assert chat[:3] == ["verdict", "host", "latency"] and chat.index("cache") < chat.index("stalls")
-    assert "<details><summary>The 1 worst" in page
+    assert "<details><summary>The 1 worst, one by one: in all stalls nobody worked" in page
 
 
 def test_the_first_section_has_what_helps_with_gain_cost_and_command(rounds: Run) -> None:
@@ -293,8 +321,8 @@ def test_the_first_section_has_what_helps_with_gain_cost_and_command(rounds: Run
     )
     told = Replayed(query_tokens=182_880, hit_tokens=60_000, remedies=[helps, Remedy(change="a policy")])
     page = words(run_page(RunAnalysis(rounds.with_extra(replayed=told))))
-    assert "2x the pool" in page and "+49.2 points of" in page and "1 GiB more" in page
-    assert "--seed 1" in page and "Replayed too, and" in page
+    assert "2x the pool" in page and "+49.2 points of hits" in page and "1 GiB more" in page
+    assert "--seed 1" in page and "Replayed too, and under a point: a policy." in page
 
 
 def test_a_comparison_shows_both_sides_and_the_outcome(pair: tuple[Run, Run]) -> None:
@@ -324,11 +352,18 @@ def test_three_runs_are_compared_with_the_first(pair: tuple[Run, Run]) -> None:
     assert {"figures-1", "figures-2"} <= embedded(html, "chart-specs").keys()
 
 
+def test_identical_runs_show_no_difference(rounds: Run) -> None:
+    compared = contrast([rounds, rounds], ["a", "b"])
+    html = words(document_page(document(compared)))
+    assert "no difference shown in any figure" in html
+    assert 'class="short better"' not in html and 'class="short worse"' not in html
+
+
 def test_incomparable_runs_are_drawn_with_a_warning(rounds: Run, long_run: Run) -> None:
     compared = contrast([rounds, long_run], ["a", "b"])
     assert compared.differences
     html = document_page(document(compared))
-    assert "the same work" in html
+    assert "did not do the same work" in html
     assert "workload, checked" in html and 'differs"' in html
 
 

@@ -11,8 +11,11 @@ import pytest
 
 from kvtune.data.run.file import write_run
 from kvtune.data.run.types import Run, WorkloadInfo
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
 from kvtune.data.tally import Hits
 from kvtune.reading.analysis.latency import of_server_ms
+from kvtune.reading.report.comparison import document
 from kvtune.reading.report.contrast import contrast
 from kvtune.reading.report.servers import Pairs, servers
 from tests.reading.analysis.made import table
@@ -54,15 +57,22 @@ def test_recordings_of_other_traffic_are_compared_without_anyway(
     for run, file in zip(two(), files, strict=True):
         write_run(run, file)
     assert kvtune(("compare", *map(str, files))) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1,000 -> 1,300" in said
-    assert "-> 51.5 %" in said
-    assert "-> 48.5 %" in said
-    assert "-> 622 ms" in said
-    assert "and 7.5 s" in said
-    assert "0 -> 30" in said
-    assert "three_pm against two_pm" in said
-    assert "then 60.0 %" in said
+    out, err = capsys.readouterr()
+    said = " ".join(out.split())
+    assert "did not do the same work" not in err
+    assert "Traffic: requests a second 2 -> 2.4; prompt tokens a second 1,000 -> 1,300" in said
+    assert "prompt tokens seen before 70.0 % -> 51.5 %" in said
+    assert "Server: hit 50.0 % -> 36.2 %; never seen before 30.0 % -> 48.5 %" in said
+    assert "first token, mean 200 ms -> 622 ms" in said
+    assert "first token, slowest of 100 between 100 ms and 250 ms -> between 2.5 s and 7.5 s" in said
+    assert "most waiting 0 -> 30" in said
+    assert (
+        "three_pm against two_pm: hits 50.0 % -> 36.2 %; figures not judged, as the traffic differs." in said
+    )
+    assert (
+        "2 requests are in both logs, by name: 85.0 % of their prompt tokens hit, then 60.0 %; 0 requests"
+        in said
+    )
     kvtune(("compare", *map(str, files), "--json"))
     told = json.loads(capsys.readouterr().out)
     assert told["comparable"] and told["servers"]["pairs"][0]["fewer"] == 1
@@ -77,6 +87,15 @@ def test_another_model_is_still_other_work(tmp_path: Path, capsys: pytest.Captur
         write_run(run, tmp_path / f"{name}.kvrun")
     assert kvtune(("compare", str(tmp_path / "a.kvrun"), str(tmp_path / "b.kvrun"))) == 2
     assert "model differs" in capsys.readouterr().err
+
+
+def test_the_page_and_markdown_have_the_tables() -> None:
+    made = document(contrast(two(), ["two", "three"]))
+    page, text = document_page(made), markdown(made)
+    for title in ("What differs: the traffic", "What differs: the server", "What differs: hits by class"):
+        assert title in page
+    assert "requests of class chat" in page and "| requests of class chat |" in text
+    assert "Traffic: requests a second" in page and "Traffic: requests a second" in text
 
 
 def test_what_an_older_recording_does_not_hold_is_not_known() -> None:

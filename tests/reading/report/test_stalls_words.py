@@ -11,7 +11,7 @@ from kvtune.data.show.screen import print_document
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report.comparison import document
 from kvtune.reading.report.contrast import RunGroup, contrast, slow_tokens
-from kvtune.reading.report.sections.stalls import advice, section, why
+from kvtune.reading.report.sections.stalls import advice, lead, section, why
 from tests.reading.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 from tests.reading.report.drawn import summary_text
 
@@ -57,6 +57,10 @@ def test_the_worst_stall_is_one_line_on_the_terminal(toy: Toy, line: str) -> Non
 
 def test_the_account_says_how_many_gaps_over_which_limit_and_all_causes() -> None:
     found = analysed(Toy(in_step={50: 0.5}, before={70: 0.125}))
+    assert lead(found.stalls) == (
+        "8 of 396 gaps between deliveries of tokens were over 22 ms (twice their median), in 2 stalls: "
+        "2.5 s above the median in total."
+    )
     made = section(found)
     assert made is not None and texts(made.tables[0]) == [
         ("the step took longer than its work", "4", "2 s", "80.0 %"),
@@ -101,7 +105,7 @@ def test_the_page_has_a_window_of_each_of_the_worst() -> None:
     made = section(RunAnalysis(toy.run()))
     assert made is not None and [chart.id for chart in made.charts] == ["stall-1", "stall-2"]
     first = made.charts[0]
-    assert "Request r0, 4" in first.label
+    assert "Request r0, 4 gaps at once. A garbage collection in EngineCore" in first.label
     lanes = first.data["stall-1"]["lane"]
     assert set(lanes) == {
         "slow gap",
@@ -113,7 +117,7 @@ def test_the_page_has_a_window_of_each_of_the_worst() -> None:
     gap = lanes.index("slow gap")
     ends = first.data["stall-1"]["to"][gap] - first.data["stall-1"]["from"][gap]
     assert ends == pytest.approx(0.511, abs=1e-4)
-    assert "with kvtune's core" in made.notes[0]
+    assert "Run with kvtune's core" in made.notes[0]
     assert section(RunAnalysis(Toy().run())) is None
 
 

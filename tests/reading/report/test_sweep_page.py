@@ -34,7 +34,7 @@ def test_a_heat_map_for_each_block_size() -> None:
     maps = made["maps"].charts
     assert [c.title for c in maps] == ["block_size 32", "block_size 64"]
     assert len(made["maps"].data[maps[0].id]["figure"]) == 8, "one trial failed"
-    assert "41.76, at pin_window" in maps[0].label
+    assert "best 41.76, at pin_window 2048 and min_drop 64" in maps[0].label
     assert len(made["maps"].data[maps[1].id]["figure"]) == 9
     assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size"}
     assert made["effects"].charts[0].title == "pin_window"
@@ -43,31 +43,39 @@ def test_a_heat_map_for_each_block_size() -> None:
 def test_what_a_knob_did_is_drawn_only_where_nothing_else_differs() -> None:
     shown = studies.viewed(studies.grid_study())
     made = sections(shown)["effects"]
-    assert "one knob changed" in made.lead
+    assert "one knob changed at a time" in made.lead
     assert {chart.title for chart in made.charts} == {effect.knob for effect in shown.effects} != set()
     alone = sections(msgspec.structs.replace(shown, effects=()))["effects"]
-    assert not alone.charts and "one knob alone" in alone.lead
+    assert not alone.charts and "no trial differs from the best one in one knob alone" in alone.lead
     on_engine = [msgspec.structs.replace(t, on="engine") for t in shown.result.trials]
     measured = with_result(msgspec.structs.replace(shown, drawn_on="engine"), trials=tuple(on_engine))
     drawn = sections(measured)["effects"]
-    assert not drawn.charts and drawn.lead.startswith("Not drawn: one")
+    assert not drawn.charts and drawn.lead.startswith("Not drawn: one engine run")
     assert "Not drawn" in study_page(measured)
+
+
+def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engine() -> None:
+    html = words(study_page(studies.viewed(studies.grid_study())))
+    assert "Simulated." in html
+    assert "hit rate 41.8 %, against 33.0 % with stock vLLM, in simulation." in html
+    assert "kvtune tune tiny-gemma3" in html
+    assert "No recipe was written" in html
 
 
 def test_values_with_which_nothing_hits_are_noticed() -> None:
     shown = studies.viewed(studies.grid_study())
     assert "Nothing hit" not in study_page(shown)
     html = study_page(with_result(shown, notes=("nothing hit with pin_window=4096: look",)))
-    assert "with pin_window=4096: look" in html
+    assert "Nothing hit with pin_window=4096: look." in html
 
 
 def test_what_a_study_without_a_winner_says() -> None:
     html = words(study_page(studies.viewed(studies.grid_study(stock=0.9))))
-    assert "No winner" in html and "Nothing tried here" in html
+    assert "No winner" in html and "Nothing tried here was shown to be better than stock vLLM" in html
     html = study_page(studies.viewed(studies.grid_study(fails=range(1, 100))))
     assert "Every trial failed." in html and "kvtune doctor tiny-gemma3" in words(html)
     html = words(study_page(view(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE)))
-    assert "trial was completed" in html
+    assert "No trial was completed" in html
     assert "first token (ms)" in study_page(view(studies.grid_study(), objective("ttft")))
 
 
@@ -78,6 +86,7 @@ def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() ->
     assert shown.engine_runs[1].mean == pytest.approx(0.61)
     assert [row.why for row in shown.engine_runs] == ["the baseline", "its run files are gone"]
     html = study_page(shown)
+    assert "Finalists on the engine" in html
     assert "No winner" in html, "nothing is called a winner without its intervals"
 
 
@@ -101,7 +110,7 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     figure_again = shown.engine_runs[1].figure
     assert shown.result.verdict.winner and figure_again is not None and figure_again.low == 0.25
     html = study_page(shown)
-    assert "to +31.0 points" in html and "No winner" not in html
+    assert "+25.0 points to +31.0 points" in html and "No winner" not in html
     assert not view(study, objective("ttft"), saved=saved_result(path, study)).result.verdict.winner
     more = studies.Study(
         study.kind,

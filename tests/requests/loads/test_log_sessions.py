@@ -72,7 +72,7 @@ def test_salts_share_nothing(tmp_path: Path) -> None:
 def test_what_the_log_does_not_say_is_said(tmp_path: Path) -> None:
     load = session_load(f"requests:path={logged(tmp_path, row(A, 10, None), row(A2, 15, None))}")
     assert load.sessions[0].nodes[1].think_s == 5.0
-    assert "when answers ended" in load.note and "2 of 2" in load.note
+    assert "when answers ended" in load.note and "2 of 2 answers have no token ids" in load.note
 
 
 def test_slots_play_the_sessions_of_a_log(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_without_sub_agents_a_turn_waits_for_the_turn_before() -> None:
 def test_long_pauses_are_cut_divided_and_said() -> None:
     cut = as_recorded(of(CHAT, max_think=60.0, speed=10.0))
     assert max(request.think_s for request in cut.requests) == 6.0
-    assert "cut to 60" in cut.note
+    assert "25.0 % of the pauses are cut to 60 s" in cut.note
     assert not as_recorded(of(CHAT, max_think=700.0)).note
 
 

@@ -88,7 +88,7 @@ def test_fields_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert work.note == r"not read of its lines: '\x1b[2J', 'session_id'"
     many = LINES[0] | {f"x{number}": 0 for number in range(9)}
     work = build(f"trace:path={write(tmp_path, [many, *LINES[1:]])}")
-    assert work.note.endswith("and 4 more")
+    assert work.note.endswith("'x4' and 4 more")
 
 
 def test_order_is_checked_or_restored_by_sort(tmp_path: Path) -> None:

@@ -120,4 +120,4 @@ def test_sessions_that_do_not_fit_are_left_out_and_said(tmp_path: Path) -> None:
     written(tmp_path, [asked(0, 400, range(6))], name="trace_2")
     work = build(f"trace:path={tmp_path},longest=250")
     assert [request.prompt_tokens for request in work.requests] == [200]
-    assert "2 requests are" in work.note and "2 sessions whole" in work.note
+    assert "2 requests are left out" in work.note and "1 of 2 sessions whole" in work.note

@@ -80,8 +80,8 @@ def test_the_answer_names_what_rendered_and_what_the_server_does(
     words = ["explain-log", f"{log},tokenizer={made}", "--bounds-only"]
     assert kvtune(words) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "template, without vLLM" in said
-    assert "in 3 prompts" in said
+    assert "Its text was rendered by the chat template, without vLLM." in said
+    assert "The server itself, in 3 prompts: it moves system messages" in said
     assert kvtune([*words, "--json"]) == 0
     texts = json.loads(capsys.readouterr().out)["texts"]
     assert texts["rendered_by"] and texts["by_server"] == [{"kind": REMINDER, "requests": 3}]

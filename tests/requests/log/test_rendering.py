@@ -69,7 +69,7 @@ def test_flags_reach_the_template(rendered: Rendered) -> None:
     assert "Reasoning: high" in rendered("harmony", messages=[ASKED], reasoning_effort="high")
     assert "Reasoning: high" in rendered("harmony", input="Hi", reasoning={"effort": "high"})
     dated = rendered("llama3", messages=[ASKED], chat_template_kwargs={"date_string": "26 Nov 2026"})
-    assert "26 Nov 2026" in dated
+    assert "Today Date: 26 Nov 2026" in dated
 
 
 def test_gemma_begins_the_first_question_with_the_system_prompt(rendered: Rendered) -> None:

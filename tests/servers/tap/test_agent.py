@@ -70,11 +70,8 @@ def judging() -> Iterator[Judging]:
         made.close()
 
 
-def ask(
-    judging: Judging, sent: dict[str, Any], number: int, rendered: dict[str, Any] | None = None
-) -> Judged:
-    """`rendered`: what the server's template makes of it, if something else."""
-    ids = ids_of(rendered or sent)
+def ask(judging: Judging, sent: dict[str, Any], number: int) -> Judged:
+    ids = ids_of(sent)
     row = Logged(f"kvtune-t-{number}", ids, t0=float(number), output_tokens=-1, kind="claude-code")
     one = Request(number, "/v1/messages", sent, row)
     judging.opened(one)
@@ -109,7 +106,7 @@ def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> N
     assert kinds(judged) == ["header"] and judged.request.group == "s1"
     assert judged.tally.misses["diverged"] > 0.6 * judged.request.tokens
     shown = list(as_text(judged))
-    assert "system[0] line 1" in shown[1] and "00c3e" in shown[1] and "7f1a2" in shown[1]
+    assert "in system[0] line 1" in shown[1] and "00c3e" in shown[1] and "7f1a2" in shown[1]
 
     sent = grown(sent, 11)
     sent["tools"] = [sent["tools"][at] for at in (2, 0, 1, 3)]
@@ -190,9 +187,16 @@ def test_reasoning_that_the_template_drops_is_named(judging: Judging) -> None:
     ]
     rendered = copy.deepcopy(after)
     del rendered["messages"][1]["content"][0]
-    judged = ask(judging, after, 1, rendered)
+    ids = ids_of(rendered)
+    row = Logged("kvtune-t-1", ids, t0=1.0, output_tokens=-1, kind="claude-code")
+    one = Request(1, "/v1/messages", after, row)
+    judging.opened(one)
+    one.reported = len(ids)
+    one.row = replace(row, t1=1.5, hit=judging.server_state.hit(ids))  # type: ignore[attr-defined]
+    judging.ended(one)
+    judged = judging.closed(one)
     assert kinds(judged) == ["reasoning"] and judged.tally.misses["diverged"] > len(FILE)
-    assert "Send each turn" in "".join(as_text(judged))
+    assert "Send each turn back as it was answered" in "".join(as_text(judged))
 
 
 def test_what_a_tap_that_joined_late_cannot_know_is_unknown() -> None:

@@ -258,8 +258,8 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.Captu
         analyst(judge, prompts).run(relay, Frames[Message](Message))
     assert [line for line in judge.order if "closed" in line] == ["closed 5", "closed 6"]
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == len(odd) and "request #1 was" in err
-    assert "RuntimeError: of the" in err
+    assert len(out.splitlines()) == len(odd) and "request #1 was not analysed" in err
+    assert "RuntimeError: of the renderer" in err
 
 
 @pytest.mark.parametrize("as_json", [True, False])

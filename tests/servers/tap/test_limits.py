@@ -94,7 +94,7 @@ def test_what_stays_of_requests_is_flat_and_the_oldest_goes_first(
     kept = {one.number for one in analyst.judging._recent.values()}
     assert 60 in kept and not kept & set(range(40)) and not analyst._shown.keys() & set(range(40))
     late = told(analyst, 7, capsys)
-    assert "later requests took" in late["not_analysed"] and not late["logged"]
+    assert "later requests took its place" in late["not_analysed"] and not late["logged"]
 
 
 def test_work_beyond_its_time_is_left_and_the_request_is_in_the_log(
@@ -129,7 +129,7 @@ def test_no_memory_ends_one_request_and_what_was_remembered(
     with monkeypatch.context() as patched:
         patched.setattr(analyst.rendering, "prompts", full)
         asked(analyst, 2, {"prompt": [1, 2, 3]})
-    assert "memory was left" in capsys.readouterr().err
+    assert "no memory was left" in capsys.readouterr().err
     assert not analyst.judging._recent and not analyst._shown and not analyst.remembered.held_bytes
     asked(analyst, 3, {"prompt": [1, 2, 3]})
     assert told(analyst, 3, capsys)["logged"]

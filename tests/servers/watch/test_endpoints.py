@@ -29,7 +29,7 @@ def test_a_file_of_this_machine_is_opened_only_if_the_user_named_it() -> None:
     source = Source(endpoint="ipc:///run/x", replay_endpoint="ipc:///run/y")
     found = way(0, source, "localhost", NOBODY)
     assert (found.connect, found.replay, found.bind) == ("", "", "")
-    assert "`--events ipc:///run/x --events" in found.notes[0] and len(found.notes) == 1
+    assert "`--events ipc:///run/x --events ipc:///run/y`" in found.notes[0] and len(found.notes) == 1
     found = way(0, source, "localhost", Named(["ipc:///run/x", "ipc:///run/y"]))
     assert (found.connect, found.replay, found.notes) == ("ipc:///run/x", "ipc:///run/y", ())
     found = way(0, source, "localhost", Named(["ipc:///run/x"]))
@@ -52,7 +52,7 @@ def test_a_watcher_opens_no_port_by_a_servers_word(capsys: pytest.CaptureFixture
     with http(answers) as base:
         assert run(["watch", base, "--once", "--seconds", "0.1"]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert "kvtune listens only" in out and "--events ipc:///run/systemd/private" in out
+        assert "kvtune listens only where you say" in out and "--events ipc:///run/systemd/private" in out
         assert run(["watch", base, "--json", "--seconds", "0.1"]) == 0
     assert json.loads(capsys.readouterr().out)["events"]["state"] == "unreachable"
     reader = Reader(sources(said), "127.0.0.1").start()

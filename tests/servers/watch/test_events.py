@@ -195,7 +195,7 @@ def test_where_the_server_connects_the_reader_binds_what_the_user_named() -> Non
         until(lambda: bool(taken.extend(reader.take()) or taken))
         with pytest.raises(KvtuneError, match="cannot listen at") as second:
             Reader({0: source}, "localhost", Named(listen=here)).start()
-        assert "stop the other" in second.value.hint
+        assert "stop the other one" in second.value.hint
     finally:
         publisher.close()
         reader.close()

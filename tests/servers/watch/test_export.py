@@ -167,13 +167,13 @@ def test_what_cannot_be_served_ends_in_one_line_and_a_next_step(capsys: pytest.C
         taken.listen()
         port = str(taken.getsockname()[1])
         assert run(("watch", "http://127.0.0.1:9", "--metrics", port)) == 1
-        assert "listen at 127.0.0.1" in capsys.readouterr().err
+        assert "cannot listen at 127.0.0.1" in capsys.readouterr().err
     assert run(("watch", "http://127.0.0.1:9", "--metrics", port, "--once")) == 2
-    assert "read with --metrics" in capsys.readouterr().err
+    assert "--once is not read with --metrics" in capsys.readouterr().err
     assert run(("watch", "--metrics", port)) == 2
     assert "needs the URL" in capsys.readouterr().err
     assert run(("watch", "ftp://host", "--metrics", port)) == 2
-    assert "not the address" in capsys.readouterr().err
+    assert "is not the address of a server" in capsys.readouterr().err
 
 
 def rules() -> list[dict[str, Any]]:

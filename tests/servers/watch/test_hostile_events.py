@@ -235,7 +235,7 @@ def test_a_reader_that_died_is_a_state_everywhere(monkeypatch: pytest.MonkeyPatc
         publisher.publish([(0, payload(stored([1], None)))])
         until(lambda: watching.look().events.state == "unreadable")
         shot = watching.look()
-        assert any("the reader ended" in note for note in shot.notes)
+        assert any("the reader ended: it broke" in note for note in shot.notes)
         assert not shot.periods["10 s"].misses
         exporter = Exporter(lambda: watching, print)
         exporter._watching = watching
@@ -255,7 +255,7 @@ def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pyte
         shot.events.state == "unreadable"
         and sum(map(len, (b.known for b in watching.account.blocks.values()))) < 30
     )
-    assert any("cached than kvtune" in note for note in shot.notes)
+    assert any("more blocks are cached than kvtune keeps in memory" in note for note in shot.notes)
 
 
 def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
@@ -269,7 +269,7 @@ def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
         watching.start()
         shot = watching.look()
         assert shot.events.state == "unreadable" and shot.hit_tokens == 40
-        assert any("than 20 blocks" in note for note in shot.notes)
+        assert any("more than 20 blocks of context" in note for note in shot.notes)
         publisher.sent.clear()
         publisher.publish([(0, payload(stored([1], None), at=9.0))])
         asked, watching.server.scrape = watching.server.scrape, lambda: replace(asked(), started=100.0)  # type: ignore[method-assign]

@@ -58,7 +58,7 @@ def test_a_wheel_alone_looks_at_a_server(tmp_path: Path) -> None:
             assert "prefix cache" in done(*once, "kvtune", "watch", base, "--once", cwd=tmp_path)
     finally:
         publisher.close()
-    assert "all requests of" in done(kvtune, "explain", "a.kvrun", cwd=tmp_path)
+    assert "all requests of the server" in done(kvtune, "explain", "a.kvrun", cwd=tmp_path)
     done(kvtune, "compare", "a.kvrun", "a.kvrun", cwd=tmp_path)
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": [1, 2, 3], "answer": [4], "t0": 1.0, "t1": 2.0}\n')

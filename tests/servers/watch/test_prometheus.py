@@ -112,8 +112,10 @@ def test_each_instance_of_a_job_has_its_hour(capsys: pytest.CaptureFixture[str])
     assert len(prometheus.queries) == 3
     code, out, err = asked(capsys, prometheus, *given)
     words = " ".join(out.split())
-    assert code == 0 and "hour, 2 instances" in words and "57.0 min" in words
-    assert "a:8000: what bounded" in words and all(len(s) <= 120 for s in out.split("\n"))
+    assert code == 0 and "job vllm, the last hour, 2 instances" in words and "57.0 min" in words
+    assert "a:8000: what bounded it, by 20 looks in 285.0 s" in words and all(
+        len(s) <= 120 for s in out.split("\n")
+    )
     assert out.splitlines().count("  kvtune watch http://a:8000 http://b:8000") == 1
 
 
@@ -145,7 +147,7 @@ def test_a_job_of_any_name_is_asked_for_and_an_unknown_one_is_named(
     odd = 'my "job"\\'
     assert asked(capsys, Prometheus(odd, {"a:1": seats}), "--json", "--job", odd)[0] == 0
     code, _, err = asked(capsys, Prometheus("other", {"a:1": seats}))
-    assert code == 1 and "vllm:num_requests_running of job" in err and "--job NAME" in err
+    assert code == 1 and "no vllm:num_requests_running of job 'vllm'" in err and "--job NAME" in err
 
 
 @pytest.mark.parametrize(

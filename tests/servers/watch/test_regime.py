@@ -6,12 +6,13 @@ import itertools
 import json
 import time
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from kvtune.data.layout.models import builtin
-from kvtune.servers.watch.metrics import read
+from kvtune.servers.watch.metrics import Scrape, read
 from kvtune.servers.watch.regime import THRESHOLDS, Finding, Limits, Regime, finding
 from tests.servers.watch.played import Answers, http
 from tests.servers.watch.regimes import recorded
@@ -105,11 +106,13 @@ def test_all_seats_taken_and_others_waiting_are_seat_bound() -> None:
 def test_full_steps_are_compute_bound_only_if_they_are_long_and_the_pool_has_room() -> None:
     full = in_turn(running=4, waiting=3, step_tokens=500)
     assert judged(*full).regime == "compute-bound"
-    assert "half" in next(t.shown for t in THRESHOLDS if t.decides.startswith("compute-bound: a step"))
+    assert "half" in next(
+        t.shown for t in THRESHOLDS if t.decides.startswith("compute-bound: a step computes")
+    )
     sparse = judged(*in_turn(running=4, waiting=3, step_tokens=100))
     assert sparse.regime == "cannot tell" and "not full" in sparse.why
     tight = judged(*(look | {"use": 0.95} for look in full), limits=replace(KNOWN, groups=0))
-    assert tight.regime == "cannot tell" and "depends on its" in tight.missing[0]
+    assert tight.regime == "cannot tell" and "depends on its length" in tight.missing[0]
     quick = judged(*(look | {"steps": 1000 * n, "answered": 500 * n} for n, look in enumerate(full)))
     assert quick.regime == "cannot tell" and "device and host" in quick.missing[0]
 
@@ -118,7 +121,7 @@ def test_a_preemption_or_too_few_free_blocks_are_pool_bound() -> None:
     lost = judged(*({**look, "preempted": n} for n, look in enumerate(in_turn(running=8, waiting=3))))
     assert lost.regime == "pool-bound" and "preempted 4 times" in lost.why
     full = judged(*in_turn(running=4, waiting=3, use=0.999, step_tokens=150))
-    assert full.regime == "pool-bound" and "fewer blocks are" in full.why
+    assert full.regime == "pool-bound" and "fewer blocks are free" in full.why
 
 
 def test_time_outside_the_engine_is_host_bound() -> None:
@@ -199,8 +202,10 @@ def test_a_watch_without_events_says_what_binds_what_can_hit_and_what_tells_more
         out = look(base, capsys)
         shown = json.loads(look(base, capsys, "--json"))
     words = " ".join(out.split())
-    assert "multiples of 32" in words
-    assert "512 tokens where" in words
+    assert "seat-bound: requests wait while 8 run, which is max_num_seqs" in words
+    assert "refuted by: a look with fewer running requests" in words
+    assert "hits end at multiples of 32 tokens: a prompt of 32 or fewer cannot hit here" in words
+    assert "keeps the windows of 512 tokens where a prompt ends only" in words
     assert f"kvtune tap {base}" in words and "--enable-prompt-tokens-details" in words
     assert f"vllm serve {builtin('tiny-gemma3')} --kv-events-config" in words
     assert shown["regime"]["regime"] == "seat-bound" and shown["possible"]["exact"]
@@ -271,7 +276,7 @@ def test_a_preemption_says_what_it_cost_at_most() -> None:
 
     first, last = (read(text(preempted=n), float(n)) for n in (0, 3))
     lines = possible(Between(first, last), None, 4096).lines
-    assert any("12,288 tokens" in line for line in lines)
+    assert "3 preemptions in the last 3 s: at most 12,288 tokens were computed again for it" in lines
 
 
 STATES = {"mamba_cache_mode": "align", "prefix_cache_retention_interval": "0", "block_size": "544"}
@@ -301,6 +306,14 @@ def test_where_states_are_kept_at_ends_only_the_flags_that_keep_more_are_named(
     assert bool(found.keeps_more) == (found.keeps_more in found.lines)
 
 
+def test_scrapes_are_judged_as_they_come() -> None:
+    looks: list[Scrape] = [
+        read(text(**each), float(n)) for n, each in enumerate(in_turn(running=8, waiting=1))
+    ]  # type: ignore[arg-type]
+    whole = finding(looks, KNOWN)
+    assert whole is not None and (whole.looks, whole.seconds) == (5, 4.0)
+
+
 @pytest.mark.parametrize("number", range(30))
 def test_what_is_said_of_a_real_server_is_true_or_it_cannot_tell(number: int) -> None:
     """Of 30 settings on real engines, with what a scheduler counted at the time (test_regime_truth.py)."""
@@ -312,3 +325,53 @@ def test_what_is_said_of_a_real_server_is_true_or_it_cannot_tell(number: int) ->
 
 def test_each_regime_is_named_in_one_of_the_recorded_settings() -> None:
     assert {tried.found for tried in recorded()} == {*get_args(Regime)}
+
+
+def test_a_recorded_server_is_judged_over_http_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    tried = next(each for each in recorded() if each.found == "seat-bound" and each.limits.seats)
+    texts = iter([text for _, text in tried.texts] * 20)
+    answers = Answers("")
+    answers.paths["/metrics"] = (200, lambda _: next(texts))
+    with http(answers) as base:
+        out = look(base, capsys, "--max-num-seqs", str(tried.limits.seats), "--max-num-batched-tokens", "512")
+    assert "seat-bound: requests wait while" in out
+
+
+def test_with_events_the_cause_names_the_flags() -> None:
+    from kvtune.data.show.markdown import markdown
+    from kvtune.servers.watch.document import document
+    from kvtune.servers.watch.metrics import Between
+    from kvtune.servers.watch.possible import possible
+    from kvtune.servers.watch.watching import Events, Period, Snapshot, Times
+
+    first, last = (read(text(**STATES), float(n)) for n in (0, 3))
+    needed = [f.name for f in msgspec.structs.fields(Snapshot) if f.required]
+    unknown: dict[str, Any] = dict.fromkeys(needed)
+
+    def shown(lost: int) -> str:
+        misses = {"not_retained": lost, "cold": 100 - lost}
+        whole = Period(query_tokens=100, hit_tokens=0, misses=misses, seconds=3.0)
+        given: dict[str, Any] = {
+            "url": "http://a",
+            "at": 1.0,
+            "model": "m",
+            "vllm": "0.32.0",
+            "engines": 1,
+            "restarts": 0,
+            "query_tokens": 100,
+            "hit_tokens": 0,
+            "periods": {"total": whole},
+            "events": Events("on", True),
+            "first_token": Times(),
+            "between_tokens": Times(),
+            "waiting_by_reason": {},
+            "notes": [],
+            "prefixes": [],
+            "texts": {},
+            "divergences": [],
+        }
+        shot = Snapshot(**{**unknown, **given}, possible=possible(Between(first, last), None, 4096))
+        return markdown(document(shot)).split("Where prompt tokens went")[1].split("##")[0]
+
+    assert "no window or state was kept: --prefix-cache-retention-interval" in shown(60)
+    assert "retention-interval" not in shown(0)

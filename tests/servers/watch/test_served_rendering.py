@@ -64,7 +64,7 @@ def test_a_server_without_it_is_asked_to_tokenize_from_then_on() -> None:
         assert made == [Rendered([7], TOKENIZE)] * 4 and by.how == TOKENIZE
         reminded = {"system": "s", "messages": [ASKED, {"role": "system", "content": "x"}, ASKED]}
         (refused,) = by.render([body_of(reminded)])
-        assert isinstance(refused, UsageError) and "system message between" in refused.message
+        assert isinstance(refused, UsageError) and "a system message between others" in refused.message
     assert len(asked) == 1
 
 

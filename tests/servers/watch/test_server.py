@@ -17,7 +17,6 @@ import pytest
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.file_flags import on_the_list
 from kvtune.data.run.file import read_run
-from kvtune.data.run.types import Run
 from kvtune.data.show.screen import document_lines
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report.sections.server import section
@@ -127,7 +126,7 @@ def test_events_in_a_format_that_kvtune_does_not_know_are_told(
     with http(playing.answers) as base:
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
     assert code == 0
-    assert "format (4 messages)" in out
+    assert "the server's events cannot be read: kvtune does not know their format (4 messages)" in out
 
 
 def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
@@ -284,21 +283,10 @@ def test_a_version_that_was_not_tried_is_named(
     answers.paths["/version"] = (200, json.dumps({"version": version}))
     with http(answers) as base:
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
-    assert code == 0 and ("0.29, 0.30, 0.31" in out) != tried
-
-
-def with_log(recording: Recording, playing: Playing, folder: Path) -> Run:
-    """The recording's run, as if it had lasted as long as the log of the requests that were played."""
-    log = playing.run.log
-    recording.begun = min(one.t0 for one in log)
-    recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, recording.looks[-1][1])
-    logged = [
-        Logged(
-            one.name, one.prompt, one.answer, one.t0, one.t1, one.hit, line=n, output_tokens=len(one.answer)
-        )
-        for n, one in enumerate(log)
-    ]
-    return run_of(recording, folder / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
+    assert (
+        code == 0
+        and ("has not been tried with its events; tried: 0.29, 0.30, 0.31, 0.32, 0.33" in out) != tried
+    )
 
 
 def test_a_recording_with_a_log_has_every_tokens_cause(
@@ -308,7 +296,25 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     with http(playing.answers) as base:
         recording = Recording(Watching(Server(base)))
         recording.run(0.2, lambda _: True)
-        made = with_log(recording, playing, tmp_path)
+        recording.begun = min(one.t0 for one in playing.run.log)
+        recording.looks[-1] = (
+            max(one.t1 for one in playing.run.log) - recording.begun,
+            recording.looks[-1][1],
+        )
+        logged = [
+            Logged(
+                one.name,
+                one.prompt,
+                one.answer,
+                one.t0,
+                one.t1,
+                one.hit,
+                output_tokens=len(one.answer),
+                line=n,
+            )
+            for n, one in enumerate(playing.run.log)
+        ]
+        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
         recording.watching.close()
     server = made.header.extra.server
     assert server is not None and (server.logged, server.reported, server.agree) == (51, 51, 51)
@@ -324,9 +330,13 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     assert read_run(file).header == made.header
     drawn = str(tmp_path / "p.html")
     for words in (("explain", str(file)), ("runs", str(tmp_path)), ("report", str(file), "-o", drawn)):
-        code, _, err = kvtune(capsys, *words)
+        code, out, err = kvtune(capsys, *words)
         assert code == 0, err
-    assert kvtune(capsys, "compare", str(file), str(file))[0] == 0
+        if words[0] == "explain":
+            assert "51 of 51 have the hit that the server reported" in " ".join(out.split())
+    assert "Where the prompt tokens went" in (tmp_path / "p.html").read_text()
+    code, out, _ = kvtune(capsys, "compare", str(file), str(file))
+    assert code == 0
 
 
 def test_a_replay_gets_the_flags_that_decide_what_can_hit() -> None:
@@ -367,7 +377,7 @@ def test_record_writes_a_run_and_a_log_that_fails_loses_nothing(
     server = read_run(file).header.extra.server
     assert server is not None and server.query_tokens == 26605
     code, out, _ = kvtune(capsys, "explain", str(file))
-    assert code == 0 and "all requests of" in out
+    assert code == 0 and "all requests of the server" in out
 
 
 def failing(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -382,32 +392,32 @@ def test_addresses_that_are_no_vllm_server_end_in_one_line_and_a_next_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no server answers" in failing(capsys, f"localhost:{free_port()}")
-    assert "not the address" in failing(capsys, "ftp://host")
-    assert "not the address" in failing(capsys, "http://host:99999999")
+    assert "is not the address of a server" in failing(capsys, "ftp://host")
+    assert "is not the address of a server" in failing(capsys, "http://host:99999999")
     other = Answers("# TYPE go_goroutines gauge\ngo_goroutines 7\n")
     with http(other) as base:
-        assert "series of vLLM" in failing(capsys, base)
+        assert "no series of vLLM" in failing(capsys, base)
         other.paths["/metrics"] = (200, "vllm:num_requests_running{ torn")
-        assert "in Prometheus' format" in failing(capsys, base)
+        assert "not in Prometheus' format" in failing(capsys, base)
         other.paths["/metrics"] = (503, "busy")
         assert "answers 503" in failing(capsys, base)
         del other.paths["/metrics"]
-        assert "often hides /metrics" in failing(capsys, base)
+        assert "a gateway often hides /metrics" in failing(capsys, base)
         other.paths["/metrics"] = (403, "no")
         forbidden = failing(capsys, base)
-        assert "is forbidden (403)" in forbidden and "often hides /metrics" in forbidden
+        assert "is forbidden (403)" in forbidden and "a gateway often hides /metrics" in forbidden
         del other.paths["/metrics"]
         other.key = "secret"
-        assert "a key (401)" in failing(capsys, base)
+        assert "wants a key (401)" in failing(capsys, base)
         monkeypatch.setenv("KVTUNE_API_KEY", "wrong")
-        assert "this key (401)" in failing(capsys, base)
+        assert "does not take this key (401)" in failing(capsys, base)
         monkeypatch.delenv("KVTUNE_API_KEY")
         assert "speak TLS" in failing(capsys, base.replace("http:", "https:"))
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
         monkeypatch.setenv("NO_PROXY", "")
         assert "NO_PROXY=" in failing(capsys, "http://some.host.invalid:8000")
         monkeypatch.delenv("HTTP_PROXY")
-    assert "not NAME: VALUE" in failing(capsys, base, "--header", "what")
+    assert "is not NAME: VALUE" in failing(capsys, base, "--header", "what")
 
 
 def test_behind_a_proxy_with_a_path_everything_is_asked_there(
@@ -419,11 +429,14 @@ def test_behind_a_proxy_with_a_path_everything_is_asked_there(
     answers.paths["/kv_event_sources"] = (200, sources(nobody, None))
     answers.paths = {f"/models/tiny{path}": answer for path, answer in answers.paths.items()}
     with http(answers) as base:
-        assert "often hides /metrics" in failing(capsys, base)
+        assert "a gateway often hides /metrics" in failing(capsys, base)
         code, out, _ = kvtune(capsys, "watch", f"{base}/models/tiny/v1", "--once", "--seconds", "0.1")
         said = " ".join(out.split())
         assert code == 0 and "40.0 %" in out and "60.0 %" in out and "since start" in out
-        assert f"events at {nobody}" in said and "run kvtune where" in said
+        assert (
+            f"nothing is heard of the server's KV events at {nobody}" in said
+            and "run kvtune where that port is reached" in said
+        )
         assert "before kvtune joined" not in said
         code, out, _ = kvtune(capsys, "watch", f"{base}/models/tiny", "--json", "--seconds", "0.1")
     assert json.loads(out)["events"]["state"] == "unreachable"
@@ -469,8 +482,8 @@ def test_tls_with_an_unknown_certificate(tmp_path: Path, capsys: pytest.CaptureF
     assert made.returncode == 0, made.stderr
     file.write_text(file.read_text() + (tmp_path / "c.pem").read_text())
     with http(Answers(counters(100, 40)), certificate=file) as base:
-        assert "not trusted here" in failing(capsys, base)
-        assert "it wants TLS" in failing(capsys, base.replace("https:", "http:"))
+        assert "its certificate is not trusted here" in failing(capsys, base)
+        assert "if it wants TLS" in failing(capsys, base.replace("https:", "http:"))
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1", "--insecure")
         assert code == 0 and "40.0 %" in out
 
@@ -506,7 +519,7 @@ def test_a_load_balancers_url_is_no_server(capsys: pytest.CaptureFixture[str]) -
     answers.paths["/metrics"] = (200, lambda _: next(turn))
     with http(answers) as base:
         code, _, err = kvtune(capsys, "watch", base, "--once", "--seconds", "2")
-    assert code == 2 and "several servers answer" in err and "one server" in err
+    assert code == 2 and "several servers answer in turn" in err and "one server" in err
 
 
 def test_counters_that_swing_without_a_start_are_of_several_servers() -> None:
@@ -629,7 +642,7 @@ def test_what_a_connector_loads_is_a_hit_and_misses_have_no_cause(playing: Playi
     assert (whole.hit_tokens, whole.loaded_tokens) == (10232, 3000)
     assert whole.misses == {"unknown": 26605 - 10232} and not whole.recomputed
     text = "\n".join(document_lines(document(shot)))
-    assert "by a connector" in text and "connector loads blocks" in text
+    assert "loaded by a connector" in text and "a connector loads blocks" in text
 
 
 def test_a_tier_that_says_what_it_holds_leaves_misses_their_causes(playing: Playing) -> None:
@@ -653,7 +666,23 @@ def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(
         recording = Recording(Watching(Server(base)))
         recording.run(0.2, lambda _: True)
         shot = recording.looks[-1][1]
-        made = with_log(recording, playing, tmp_path)
+        log = playing.run.log
+        recording.begun = min(one.t0 for one in log)
+        recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, shot)
+        logged = [
+            Logged(
+                one.name,
+                one.prompt,
+                one.answer,
+                one.t0,
+                one.t1,
+                one.hit,
+                output_tokens=len(one.answer),
+                line=n,
+            )
+            for n, one in enumerate(log)
+        ]
+        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
         recording.watching.close()
     assert shot.periods["since start"].misses == {"unknown": 26605 - 7232}
     assert any("--prefix-match-unit 16" in note for note in shot.notes)
@@ -662,4 +691,4 @@ def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(
     assert made.table("requests")["hit_tokens"].sum() == 7232
     assert "evicted" not in made.header.extra.misses and made.header.extra.misses["not_cached"]
     drawn = section(RunAnalysis(made))
-    assert drawn is not None and "exact" not in drawn.lead and "the server reported" in drawn.lead
+    assert drawn is not None and "exact" not in drawn.lead and "the server reported the hits" in drawn.lead

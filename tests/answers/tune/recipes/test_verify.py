@@ -69,7 +69,9 @@ def verified(tmp_path: Path, one: Recipe) -> Verified:
 def test_a_recipe_of_another_vllm_is_simulated_first(asked: list[str], tmp_path: Path) -> None:
     found = verified(tmp_path, recipe())
     assert asked == ["sim", "engine"] and found.holds
-    assert "simulated first" in found.text
+    assert found.text == (
+        "made with vLLM 0.32.0 (here: 0.33.0); simulated first, it does not hold: on sim; engine: holds: on engine"
+    )
     assert found.differences == ["vLLM 0.32.0 (here: 0.33.0)"]
 
 
@@ -82,7 +84,7 @@ def test_a_vllm_that_the_simulator_does_not_know_is_measured_all_the_same(
     monkeypatch.setattr(verifying, "_in_simulation", refused)
     found = verified(tmp_path, recipe())
     assert asked == ["engine"] and found.holds
-    assert "know vLLM 0.33.0" in found.text
+    assert "could not be (the simulator does not know vLLM 0.33.0: a.B is gone)" in found.text
 
 
 def test_a_recipe_of_this_version_is_not_simulated_first(
@@ -96,7 +98,7 @@ def test_a_recipe_of_this_version_is_not_simulated_first(
 def test_a_simulated_recipe_of_another_version_says_so(asked: list[str], tmp_path: Path) -> None:
     found = verified(tmp_path, recipe("simulated"))
     assert asked == ["sim"] and not found.holds
-    assert "(here: 0.33.0)" in found.text
+    assert found.text == "made with vLLM 0.32.0 (here: 0.33.0); does not hold: on sim"
 
 
 def test_the_evidences_pool_is_simulated_where_no_flag_gives_one(
@@ -197,5 +199,5 @@ def test_a_recipe_for_another_gpu_is_refused(
 
 def test_a_pool_unlike_the_one_of_the_evidence_is_said() -> None:
     one = msgspec.structs.replace(recipe(), evidence={"pool": {"blocks": 1000, "block_tokens": 16}})
-    assert "16,000 tokens, this" in other_pool(one, 500, 16)
+    assert "a pool of 16,000 tokens, this one has 8,000" in other_pool(one, 500, 16)
     assert other_pool(one, 130, 128) == "" and other_pool(recipe(), 500, 16) == ""

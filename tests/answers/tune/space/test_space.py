@@ -218,7 +218,7 @@ def test_a_setting_of_states_that_does_nothing_is_refused_with_why(
 ) -> None:
     with pytest.raises(UsageError, match=says) as refused:
         build_space([], [text], facts)
-    assert "no effect here" in refused.value.message and hint in refused.value.hint
+    assert "has no effect here" in refused.value.message and hint in refused.value.hint
 
 
 def test_settings_of_states_that_act_are_tried() -> None:

@@ -155,4 +155,4 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr("os.fsync", full)
         with pytest.raises(KvtuneError, match="No space") as refused:
             journal.add(trial(1))
-    assert "1 trials are" in refused.value.hint
+    assert "1 trials are kept" in refused.value.hint

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
+from kvtune.base.errors import KvtuneError
 from kvtune.data.causes import OF_TIER
+from kvtune.data.run.types import Run
 from kvtune.lab.device.cost import INSTANT, CopyTime
 from kvtune.lab.setup.setup import Setup, Simulated
 from kvtune.lab.sim.simulators import Simulators
@@ -16,7 +18,7 @@ from kvtune.lab.sim.verdicts.causes import split
 from kvtune.lab.sim.verdicts.observer import verdicts_of
 from kvtune.lab.sim.verdicts.tier import TierMemory
 from kvtune.requests.loads.spec import build
-from tests.simulator import replayed
+from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -41,7 +43,11 @@ def causes(
     """Missed tokens by cause, and hits of the tier. Every prompt adds up, and listening changes no hit."""
     model, flags = engine
     alone = Setup(model=model, engine_args=[*LENGTH, *flags, *more], core=core, device=Simulated(copy=copy))
-    runs = replayed(simulators, build(work), [alone, alone.replayed(verdicts=True)])
+    runs: dict[int, Run] = {}
+    for number, outcome in simulators.run(on(build(work), [alone, alone.replayed(verdicts=True)])):
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        runs[number] = outcome
     table = runs[1].table("requests")
     assert runs[0].table("requests")["hit_tokens"].tolist() == table["hit_tokens"].tolist()
     total: Counter[str] = Counter(of_tier=int(table["tier_hit_tokens"].sum()))

@@ -143,4 +143,4 @@ def test_windows_of_a_class_that_the_core_does_not_know_stay_stocks() -> None:
     assert all(a >= b for a, b in zip(ours, stock, strict=True))
     managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers[1:]
     assert [type(one) for one in managers] == [SlidingWindowManager, KeepingWindowManager]
-    assert any("windows of NewWindowSpec" in note for note in state.state()["notes"])
+    assert any("does not know windows of NewWindowSpec" in note for note in state.state()["notes"])

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.data.knobs import CoreSettings
-from tests.choice import each_value
 from tests.plugin.core.steady_rig import (
     ModelRunnerOutput,
     PauseState,
@@ -25,8 +24,7 @@ from tests.plugin.core.steady_rig import (
 pytestmark = pytest.mark.vllm
 
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-BOTH_KINDS = ([False, True], [(), (12, 12)])
-"""Synchronous and asynchronous, full attention and windows."""
+KINDS = pytest.mark.parametrize("windows", [(), (12, 12)], ids=["full", "hybrid"])
 
 
 def decoding(shape: Shape, count: int = 8, settings: CoreSettings | None = None) -> Twins:
@@ -46,7 +44,9 @@ def on(twins: Twins, steps: int) -> None:
         twins.compare()
 
 
-@pytest.mark.parametrize(("asynchronous", "windows", "when"), each_value(*BOTH_KINDS, range(3)))
+@BOTH
+@KINDS
+@pytest.mark.parametrize("when", range(3))
 def test_an_allocation_on_the_path_that_gets_no_blocks(
     asynchronous: bool, windows: tuple[int, ...], when: int
 ) -> None:
@@ -164,9 +164,9 @@ def test_logprobs_in_the_models_output_go_to_stock(asynchronous: bool) -> None:
         entry = None
 
 
-@pytest.mark.parametrize(
-    ("asynchronous", "windows", "policy"), each_value(*BOTH_KINDS, ["first", "chat", "pin", "two_class"])
-)
+@BOTH
+@KINDS
+@pytest.mark.parametrize("policy", ["first", "chat", "pin", "two_class"])
 def test_with_the_cores_own_pool(asynchronous: bool, windows: tuple[int, ...], policy: str) -> None:
     """The steady path decides what the core without it decides, whichever pool there is."""
     twins = Twins(Shape(asynchronous=asynchronous, windows=windows, blocks=300))

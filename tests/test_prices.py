@@ -1,4 +1,4 @@
-"""What the next change costs: how many files name a knob, a cause, a device, a figure; what a command takes.
+"""What the next change costs: lines of a room, words of a page, files that name a knob, a cause, a device, a figure.
 
 The limits are what the code has. They may fall, and are then lowered here; a change that raises one has listed again
 what a table has. tests/data/test_knobs.py and tests/data/test_causes.py add a knob and a cause to a copy.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -78,6 +78,69 @@ def pool(query: PoolQuery) -> int:
     return 0
 '''
 MOST_LINES = 50
+
+
+BUDGET = {
+    # BUDGET
+}
+"""The most lines of *.py in a room, in tests/ and in bench/, and words in docs/. Lowered whenever one falls by SLACK."""
+FEATURES: tuple[tuple[str, str, int], ...] = ()
+"""What came since: the feature's name, its room, the lines that it adds there. It stands here in the feature's commit."""
+FEATURE, OF_TESTS = 600, 800
+"""The most lines, in all rooms and in tests/, of one feature."""
+SLACK = 200
+
+
+def counted() -> dict[str, int]:
+    """The lines of each room, of tests/ and bench/, and the words of docs/."""
+    folders = [path for path in (ROOT / "kvtune").iterdir() if (path / "__init__.py").exists()]
+    folders += [ROOT / "tests", ROOT / "bench"]
+    lines = {
+        folder.relative_to(ROOT).as_posix(): sum(file.read_bytes().count(b"\n") for file in folder.rglob("*.py"))
+        for folder in folders
+    }
+    return lines | {"docs": sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md"))}
+
+
+def complaints(
+    counts: Mapping[str, int], budget: Mapping[str, int], features: Sequence[tuple[str, str, int]]
+) -> list[str]:
+    """What of these counts the budget and the features do not allow."""
+    said = [f"{room} has no budget" for room in counts.keys() ^ budget.keys()]
+    for room in counts.keys() & budget.keys():
+        most = budget[room] + sum(lines for _, place, lines in features if place == room)
+        if counts[room] > most:
+            said.append(f"{room} has {counts[room]:,}, and {most:,} are allowed: delete, or name the feature")
+        elif counts[room] < most - SLACK:
+            said.append(f"{room} has {counts[room]:,}: lower its budget of {most:,}")
+    for name in {name for name, _, _ in features}:
+        own = [(lines, place == "tests") for feature, place, lines in features if feature == name]
+        if sum(lines for lines, test in own if not test) > FEATURE:
+            said.append(f"{name} takes more than {FEATURE} lines")
+        if sum(lines for lines, test in own if test) > OF_TESTS:
+            said.append(f"{name} takes more than {OF_TESTS} lines of tests")
+    return said
+
+
+@pytest.mark.lint
+def test_rooms_tests_and_documents_keep_their_budget() -> None:
+    assert complaints(counted(), BUDGET, FEATURES) == []
+
+
+@pytest.mark.lint
+@pytest.mark.parametrize(
+    ("lines", "features", "says"),
+    [
+        (1001, [], "1,000 are allowed"),
+        (700, [], "lower its budget"),
+        (1601, [("a", "room", 601)], "a takes more than 600 lines"),
+        (1400, [("a", "room", 400), ("a", "tests", 801)], "800 lines of tests"),
+    ],
+)
+def test_a_rise_without_a_name_is_found(
+    lines: int, features: list[tuple[str, str, int]], says: str
+) -> None:
+    assert says in " ".join(complaints({"room": lines, "tests": 10}, {"room": 1000, "tests": 10}, features))
 
 
 @cache

@@ -81,7 +81,18 @@ MOST_LINES = 50
 
 
 BUDGET = {
-    # BUDGET
+    "kvtune/answers": 12_491,
+    "kvtune/base": 1_762,
+    "kvtune/cli": 4_497,
+    "kvtune/data": 6_402,
+    "kvtune/lab": 11_893,
+    "kvtune/plugin": 9_846,
+    "kvtune/reading": 10_054,
+    "kvtune/requests": 7_462,
+    "kvtune/servers": 10_581,
+    "tests": 57_924,
+    "bench": 6_711,
+    "docs": 18_863,
 }
 """The most lines of *.py in a room, in tests/ and in bench/, and words in docs/. Lowered whenever one falls by SLACK."""
 FEATURES: tuple[tuple[str, str, int], ...] = ()

@@ -63,7 +63,7 @@ class Estimate:
     waiting: float = 0.0
     first_s: list[float] = field(default_factory=list)
     times_ms: list[dict[str, float]] = field(default_factory=list)
-    """Of each request that ended: by the names of limits (`kvtune/data/run/config.py`)."""
+    """Of each request that ended: by the names of limits (`kvtune/data/run/slo.py`)."""
     stuck: int = 0
     """Requests that wait at the end for their prompt's computation."""
 

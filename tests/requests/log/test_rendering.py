@@ -52,15 +52,6 @@ def rendered(tmp_path_factory: pytest.TempPathFactory, child: OneChild) -> Rende
     return text
 
 
-def test_chatml_has_tools_in_the_system_turn(rendered: Rendered) -> None:
-    assert rendered("chatml", messages=[BRIEF, ASKED, CALLED, ANSWERED], tools=[WEATHER]) == (
-        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions to assist with the user "
-        f"query.\n\n<tools>\n{TOOL}\n</tools><|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\n"
-        '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 def test_flags_reach_the_template(rendered: Rendered) -> None:
     thinking = rendered("chatml", messages=[ASKED])
     empty = thinking + "<think>\n\n</think>\n\n"

@@ -358,18 +358,6 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_trouble_of_a_request_is_a_line(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    with vllm() as server, tap(server.url, "-o", str(log)) as one:
-        with pytest.raises(urllib.error.HTTPError):
-            one.post("/v1/chat/completions", b"\xff not JSON \x1b[2J")
-        one.post("/v1/messages", {**messages("a", "b"), "odd\x1b[2J": [1]})
-        one.until(lambda: sum(line.startswith("#") for line in one.out) == 2)
-    assert "400 no JSON" in one.out[0]
-    assert "\x1b" not in "".join(one.out)
-
-
-@pytest.mark.full
 def test_a_log_that_is_another_file_is_left_alone(tmp_path: Path) -> None:
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"mine": 1}\n')

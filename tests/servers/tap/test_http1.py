@@ -135,23 +135,23 @@ def test_other_paths_are_not_touched_and_not_recorded() -> None:
     assert heard.asked_ == heard.answered_ == []
 
 
-@pytest.mark.parametrize("line", [b"HTTP/1.1 204 No Content", b"HTTP/1.1 304 Not Modified"])
-def test_answers_without_a_body_end_with_their_head(line: bytes) -> None:
+ASKED = CHAT + b"Content-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "line", "told"),
+    [
+        (ASKED, b"HTTP/1.1 204 No Content", [b"", b"x"]),
+        (ASKED, b"HTTP/1.1 304 Not Modified", [b"", b"x"]),
+        (b"HEAD /v1/models HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", [b"x"]),
+    ],
+)
+def test_answers_without_a_body_end_with_their_head(first: bytes, line: bytes, told: list[bytes]) -> None:
     heard = Heard()
     one = connection(heard)
-    one.asking((CHAT + b"Content-Length: 0\r\n\r\n") * 2)
+    one.asking(first + ASKED)
     one.answering(line + b"\r\nContent-Length: 9\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
-    assert [body for _, _, body, _ in heard.answered_] == [b"", b"x"]
-
-
-def test_an_answer_to_head_has_no_body() -> None:
-    heard = Heard()
-    one = connection(heard)
-    one.asking(b"HEAD /v1/models HTTP/1.1\r\n\r\n" + CHAT + b"Content-Length: 0\r\n\r\n")
-    one.answering(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
-    )
-    assert [body for _, _, body, _ in heard.answered_] == [b"x"]
+    assert [body for _, _, body, _ in heard.answered_] == told
 
 
 @pytest.mark.parametrize(

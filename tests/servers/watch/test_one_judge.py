@@ -429,16 +429,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "Reader", PlayedReader)
 
 
-def wrong(seeds: range, folder: Path) -> list[tuple[int, str, object]]:
-    return [(seed, *what) for seed in seeds for what in hold(seed, folder)]
-
-
 @pytest.mark.usefixtures("played")
-def test_all_judges_of_the_same_requests_say_the_same_or_unknown(tmp_path: Path) -> None:
-    assert wrong(range(40), tmp_path)[:5] == []
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("played")
-def test_all_judges_of_two_thousand_sessions_say_the_same_or_unknown(tmp_path: Path) -> None:
-    assert wrong(range(40, 2040), tmp_path)[:5] == []
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2040), marks=pytest.mark.full)])
+def test_all_judges_of_the_same_requests_say_the_same_or_unknown(tmp_path: Path, seeds: range) -> None:
+    assert [(seed, *what) for seed in seeds for what in hold(seed, tmp_path)][:5] == []

@@ -246,8 +246,14 @@ class Playing:
 @contextmanager
 def fleet(made: Drawn) -> Iterator[tuple[list[Playing], list[str]]]:
     """Servers that will play this, and their URLs."""
+    with playing_of([Playing(server.size, server.capacity) for server in made.servers]) as both:
+        yield both
+
+
+@contextmanager
+def playing_of(playing: list[Playing]) -> Iterator[tuple[list[Playing], list[str]]]:
+    """These servers, and their URLs."""
     with ExitStack() as stack:
-        playing = [Playing(server.size, server.capacity) for server in made.servers]
         for one in playing:
             stack.callback(one.publisher.close)
         yield playing, [stack.enter_context(http(one.answers)) for one in playing]

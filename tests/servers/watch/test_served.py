@@ -11,7 +11,7 @@ import pytest
 from kvtune.data.file_flags import on_the_list
 from kvtune.data.run.file import read_run, write_run
 from kvtune.servers.watch.metrics import SERVED, read, served
-from kvtune.servers.watch.record import run_of
+from kvtune.servers.watch.record import _core, run_of
 from tests.servers.watch.played import Answers, counters, histogram, recorder
 
 
@@ -71,9 +71,6 @@ kvtune_core_settings{settings="{\\"policy\\":\\"two_class\\",\\"slack\\":-1,\\"n
 
 
 def test_a_server_that_runs_kvtunes_core_is_recorded_with_it() -> None:
-    from kvtune.servers.watch.metrics import read
-    from kvtune.servers.watch.record import _core
-
     scrape = read(CORE_METRICS, 1.0)
     core = _core(scrape.core)
     assert core.name == "kvtune" and core.active and core.settings["policy"] == "two_class"

@@ -127,6 +127,15 @@ def test_disabled_thinking_is_the_effort_that_the_template_does_not_ignore(
         ({"input": "Hi", "truncation": "auto"}, r"truncated by the server \(truncation"),
         ({"input": "Hi", "prompt": {"id": "p"}}, "a prompt that the server keeps"),
         ({"prompt": "Hi", "suffix": "x"}, "text to fill in"),
+        ({"messages": [ASKED], "chat_template": "{{ messages }}"}, "chat_template"),
+        ({"messages": [ASKED], "previous_response_id": "r"}, "previous_response_id"),
+        *(
+            ({"messages": [{"role": "user", "content": [part]}]}, f"{kind} in a user message: only text can be")
+            for kind, part in (
+                ("image_url", {"image_url": "http://example.org/a.png"}),
+                *((kind, {"type": kind}) for kind in ("image_url", "input_audio", "video_url", "input_file")),
+            )
+        ),
         ({"prompt": "Hi", "kv_transfer_params": {"prompt_token_ids": [1]}}, "its prompt from another server"),
     ],
 )  # fmt: skip

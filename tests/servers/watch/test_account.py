@@ -191,22 +191,23 @@ def test_a_log_over_two_ranks_says_what_the_other_one_had() -> None:
     assert elsewhere.like == "first" and elsewhere.agrees == 9
 
 
+ASKED = [*(token for name in (1, 2, 3) for token in (name,) * 4), 9]
+
+
 def in_session(name: str, *blocks: int) -> Stored:
     return msgspec.structs.replace(stored(list(blocks), None), session_id=name)
 
 
 def test_of_two_equal_prompts_at_once_the_session_id_tells_which_one_computed_its_blocks() -> None:
-    words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
-    asked = [Logged(name, words, [], 0.0, 2.0, session=name) for name in ("a", "b")]
+    asked = [Logged(name, ASKED, [], 0.0, 2.0, session=name) for name in ("a", "b")]
     for name in ("a", "b"):
         answered = join([Received(0, Batch(1.0, [in_session(name, 1, 2, 3)]))], asked, Account())
         assert {one.asked.name: one.tally.hit_tokens for one in answered} == {"a": 12, "b": 12} | {name: 0}
 
 
 def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
-    words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
     first = Logged("first", [8] * 5, [], 0.0, 0.5, session="first")
-    asked = [first, Logged("a", words, [], 0.6, 2.0, session="a"), Logged("old", words, [], 0.6, 2.0)]
+    asked = [first, Logged("a", ASKED, [], 0.6, 2.0, session="a"), Logged("old", ASKED, [], 0.6, 2.0)]
     batches = [Received(0, Batch(0.2, [in_session("first", 8)]))]
     batches.append(Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)])))
     answered = {one.asked.name: one.tally.hit_tokens for one in join(batches, asked, Account())}
@@ -214,8 +215,7 @@ def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
 
 
 def test_a_log_whose_session_ids_are_its_own_is_joined_by_tokens() -> None:
-    words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
-    asked = [Logged("a", words, [], 0.0, 2.0, session="of the client")]
+    asked = [Logged("a", ASKED, [], 0.0, 2.0, session="of the client")]
     (one,) = join([Received(0, Batch(1.0, [in_session("of the header", 1, 2, 3)]))], asked, Account())
     assert one.tally.hit_tokens == 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtune.base.errors import KvtuneError
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.blocks import UNKNOWN, Blocks
 from kvtune.servers.watch.events import END, Asked, Reader, Received, Stream, decoded
@@ -273,8 +274,6 @@ def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
 
 
 def test_what_breaks_a_look_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtune.base.errors import KvtuneError
-
     with started(Answers(counters(100, 40))) as watching:
 
         def broken(*_: object) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.file_flags import on_the_list
-from kvtune.data.run.file import read_run
+from kvtune.data.run.file import read_run, write_run
 from kvtune.data.run.types import Run
 from kvtune.data.show.screen import document_lines
 from kvtune.reading.analysis.run import RunAnalysis
@@ -294,8 +294,6 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     assert sum(made.header.extra.misses.values()) == 26605 - 7232
     # Of 399 + 392 + 385 tokens behind a difference, 45 are in tails of less than a block, of which no event tells.
     assert made.header.extra.misses["diverged"] == 399 + 392 + 385 - 45
-    from kvtune.data.run.file import write_run
-
     file = tmp_path / "server.kvrun"
     write_run(made, file)
     assert read_run(file).header == made.header

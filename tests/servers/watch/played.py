@@ -123,18 +123,23 @@ def http(answers: Answers, certificate: Path | None = None) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with running(Handler, certificate) as port:
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}"
+
+
+@contextmanager
+def running(handler: type[BaseHTTPRequestHandler], certificate: Path | None = None) -> Iterator[int]:
+    """The port of a server whose requests go to this handler."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    scheme = "http"
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        scheme = "https"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"{scheme}://127.0.0.1:{server.server_address[1]}"
+        yield server.server_port
     finally:
         server.shutdown()
         thread.join()

@@ -94,9 +94,9 @@ BUDGET = {
     "bench": 6_711,
     "docs": 18_863,
 }
-"""The most lines of *.py in a room, in tests/ and in bench/, and words in docs/. Lowered whenever one falls by SLACK."""
+"""The most lines of *.py in a room, in tests/ and bench/, and words in docs/. Lowered when one falls by SLACK."""
 FEATURES: tuple[tuple[str, str, int], ...] = ()
-"""What came since: the feature's name, its room, the lines that it adds there. It stands here in the feature's commit."""
+"""What came since: the feature's name, its room, the lines that it adds there; added in the feature's commit."""
 FEATURE, OF_TESTS = 600, 800
 """The most lines, in all rooms and in tests/, of one feature."""
 SLACK = 200
@@ -107,7 +107,9 @@ def counted() -> dict[str, int]:
     folders = [path for path in (ROOT / "kvtune").iterdir() if (path / "__init__.py").exists()]
     folders += [ROOT / "tests", ROOT / "bench"]
     lines = {
-        folder.relative_to(ROOT).as_posix(): sum(file.read_bytes().count(b"\n") for file in folder.rglob("*.py"))
+        folder.relative_to(ROOT).as_posix(): sum(
+            file.read_bytes().count(b"\n") for file in folder.rglob("*.py")
+        )
         for folder in folders
     }
     return lines | {"docs": sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md"))}
@@ -148,9 +150,7 @@ def test_rooms_tests_and_documents_keep_their_budget() -> None:
         (1400, [("a", "room", 400), ("a", "tests", 801)], "800 lines of tests"),
     ],
 )
-def test_a_rise_without_a_name_is_found(
-    lines: int, features: list[tuple[str, str, int]], says: str
-) -> None:
+def test_a_rise_without_a_name_is_found(lines: int, features: list[tuple[str, str, int]], says: str) -> None:
     assert says in " ".join(complaints({"room": lines, "tests": 10}, {"room": 1000, "tests": 10}, features))
 
 

@@ -13,13 +13,6 @@ from kvtune.requests.loads.sessions import Load, Node, Rules, Session, Slots, as
 from kvtune.requests.loads.spec import build
 from kvtune.requests.loads.tokens import with_answers
 from kvtune.requests.types import STREAM_ANSWER, Request, Span
-from tests.recorded_sessions import unpacked
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked(tmp_path_factory.mktemp("sessions"))
-
 
 CHAT = Session(
     "chat",

@@ -12,12 +12,7 @@ from kvtune.requests.loads.spec import build
 from kvtune.requests.loads.weka import files_of, session
 from kvtune.requests.loads.weka import recorded as read
 from kvtune.requests.types import Span
-from tests.recorded_sessions import asked, unpacked, written
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked(tmp_path_factory.mktemp("sessions"))
+from tests.recorded_sessions import asked, written
 
 
 def test_all_recorded_sessions_are_read(recorded: Path) -> None:

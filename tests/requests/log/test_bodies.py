@@ -24,7 +24,7 @@ from kvtune.requests.log.bodies import (
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.rendering import renderer
 from kvtune.requests.log.requests_log import read_log
-from tests.tokenizers import OneChild, make_tokenizer
+from tests.tokenizers import TEMPLATES, OneChild, make_tokenizer
 
 ASKED = {"role": "user", "content": "Hi"}
 TOOL = {"name": "weather", "description": "w", "input_schema": {"properties": {"city": {"type": "string"}}}}
@@ -90,11 +90,9 @@ def test_a_bodys_fields_tell_its_api(body: dict[str, Any], api: str) -> None:
 def test_system_messages_between_others_stay_where_the_template_takes_them(
     chatml: Path, tmp_path: Path, text_of: TextOf
 ) -> None:
-    strict = make_tokenizer(tmp_path / "strict", "chatml")
-    config = json.loads((strict / "tokenizer_config.json").read_text())
     guard = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
-    config["chat_template"] = "{% for m in messages %}" + guard + "{% endfor %}" + config["chat_template"]
-    (strict / "tokenizer_config.json").write_text(json.dumps(config))
+    guarded = "{% for m in messages %}" + guard + "{% endfor %}" + TEMPLATES["chatml"]
+    strict = make_tokenizer(tmp_path / "strict", text=guarded)
     turns = [ASKED, {"role": "assistant", "content": "Yo"}, REMINDER, ASKED]
     kept, moved = (text_of(folder, system="Be brief.", messages=turns) for folder in (chatml, strict))
     assert "<|im_start|>system\nBe brief.<|im_end|>" in kept and "<|im_start|>system\n5 tokens left" in kept
@@ -106,11 +104,8 @@ def test_disabled_thinking_is_the_effort_that_the_template_does_not_ignore(
 ) -> None:
     off = {"messages": [ASKED], "thinking": {"type": "disabled"}}
     assert text_of(chatml, **off).endswith("<think>\n\n</think>\n\n")
-    glm = make_tokenizer(tmp_path / "glm", "chatml")
-    config = json.loads((glm / "tokenizer_config.json").read_text())
     effort = "{{ reasoning_effort if reasoning_effort in ('low', 'high') else 'max' }}"
-    config["chat_template"] = effort + "{{ messages[0].content }}"
-    (glm / "tokenizer_config.json").write_text(json.dumps(config))
+    glm = make_tokenizer(tmp_path / "glm", text=effort + "{{ messages[0].content }}")
     assert text_of(glm, **off) == "lowHi"
 
 
@@ -132,6 +127,15 @@ def test_disabled_thinking_is_the_effort_that_the_template_does_not_ignore(
         ({"input": "Hi", "truncation": "auto"}, r"truncated by the server \(truncation"),
         ({"input": "Hi", "prompt": {"id": "p"}}, "a prompt that the server keeps"),
         ({"prompt": "Hi", "suffix": "x"}, "text to fill in"),
+        ({"messages": [ASKED], "chat_template": "{{ messages }}"}, "chat_template"),
+        ({"messages": [ASKED], "previous_response_id": "r"}, "previous_response_id"),
+        *(
+            ({"messages": [{"role": "user", "content": [part]}]}, f"{kind} in a user message: only text can be")
+            for kind, part in (
+                ("image_url", {"image_url": "http://example.org/a.png"}),
+                *((kind, {"type": kind}) for kind in ("image_url", "input_audio", "video_url", "input_file")),
+            )
+        ),
         ({"prompt": "Hi", "kv_transfer_params": {"prompt_token_ids": [1]}}, "its prompt from another server"),
     ],
 )  # fmt: skip

@@ -24,14 +24,6 @@ DEFAULT = "{% if messages[0].role != 'system' %}<system>You are a very helpful a
 DAY = 86_400.0
 
 
-def folder(at: Path, template: str) -> Path:
-    made = make_tokenizer(at, "chatml")
-    config = json.loads((made / "tokenizer_config.json").read_text())
-    config["chat_template"] = template
-    (made / "tokenizer_config.json").write_text(json.dumps(config))
-    return made
-
-
 def rendered(by: Rendering, sent: float | None = None, **body: Any) -> tuple[str, list[tuple[str, str]]]:
     (one,) = by.render([body_of(body, sent=sent)])
     assert isinstance(one, Rendered)
@@ -40,7 +32,7 @@ def rendered(by: Rendering, sent: float | None = None, **body: Any) -> tuple[str
 
 @pytest.mark.full
 def test_a_date_is_that_of_the_day_on_which_the_request_was_sent(tmp_path: Path, child: OneChild) -> None:
-    by = child.load(folder(tmp_path / "dated", "{{ strftime_now('%d %b %Y') }}" + TURNS))
+    by = child.load(make_tokenizer(tmp_path / "dated", text="{{ strftime_now('%d %b %Y') }}" + TURNS))
     first, noted = rendered(by, 1.75e9, messages=[ASKED])
     next_day, _ = rendered(by, 1.75e9 + DAY, messages=[ASKED])
     again, _ = rendered(by, 1.75e9 + 1, messages=[ASKED])
@@ -51,7 +43,7 @@ def test_a_date_is_that_of_the_day_on_which_the_request_was_sent(tmp_path: Path,
 def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(
     tmp_path: Path, child: OneChild
 ) -> None:
-    by = child.load(folder(tmp_path / "once", DEFAULT + ONCE + TURNS))
+    by = child.load(make_tokenizer(tmp_path / "once", text=DEFAULT + ONCE + TURNS))
     turns = [ASKED, {"role": "assistant", "content": "Yo"}, {"role": "system", "content": "5 left"}, ASKED]
     text, noted = rendered(by, system="Be brief.", messages=turns)
     assert text.startswith("<system>Be brief.5 left<user>") and noted == [(REMINDER, "messages[2]")]
@@ -60,7 +52,7 @@ def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(
     assert rendered(by, input="Hi", instructions="Be brief.", reasoning={"effort": "low"})[1] == [
         (REASONING, "reasoning_effort=low")
     ]
-    plain = child.load(folder(tmp_path / "plain", TURNS))
+    plain = child.load(make_tokenizer(tmp_path / "plain", text=TURNS))
     assert rendered(plain, system="Be brief.", messages=turns)[1] == []
     assert rendered(plain, messages=[ASKED])[1] == []
 
@@ -69,7 +61,7 @@ def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(
 def test_the_answer_names_what_rendered_and_what_the_server_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made, log = folder(tmp_path / "once", ONCE + TURNS), tmp_path / "log.jsonl"
+    made, log = make_tokenizer(tmp_path / "once", text=ONCE + TURNS), tmp_path / "log.jsonl"
     turns: list[dict[str, str]] = []
     with log.open("w") as file:
         for left in (9, 8, 7):

@@ -39,15 +39,7 @@ def children() -> set[int]:
 
 
 def folder(tmp_path: Path, template: str) -> Path:
-    made = make_tokenizer(tmp_path / "tokenizer", "chatml")
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        path = made / name
-        if path.suffix == ".jinja" and path.exists():
-            path.unlink()
-    config = json.loads((made / "tokenizer_config.json").read_text())
-    config["chat_template"] = template
-    (made / "tokenizer_config.json").write_text(json.dumps(config))
-    return made
+    return make_tokenizer(tmp_path / "tokenizer", text=template)
 
 
 def log(tmp_path: Path, *lines: object) -> Path:

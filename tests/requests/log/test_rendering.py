@@ -52,15 +52,6 @@ def rendered(tmp_path_factory: pytest.TempPathFactory, child: OneChild) -> Rende
     return text
 
 
-def test_chatml_has_tools_in_the_system_turn(rendered: Rendered) -> None:
-    assert rendered("chatml", messages=[BRIEF, ASKED, CALLED, ANSWERED], tools=[WEATHER]) == (
-        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions to assist with the user "
-        f"query.\n\n<tools>\n{TOOL}\n</tools><|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\n"
-        '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 def test_flags_reach_the_template(rendered: Rendered) -> None:
     thinking = rendered("chatml", messages=[ASKED])
     empty = thinking + "<think>\n\n</think>\n\n"
@@ -70,6 +61,8 @@ def test_flags_reach_the_template(rendered: Rendered) -> None:
     assert "Reasoning: high" in rendered("harmony", input="Hi", reasoning={"effort": "high"})
     dated = rendered("llama3", messages=[ASKED], chat_template_kwargs={"date_string": "26 Nov 2026"})
     assert "Today Date: 26 Nov 2026" in dated
+    with pytest.raises(UsageError, match="chat_template_kwargs"):
+        rendered("chatml", messages=[ASKED], chat_template_kwargs={"tokenize": True})
 
 
 def test_gemma_begins_the_first_question_with_the_system_prompt(rendered: Rendered) -> None:
@@ -86,37 +79,6 @@ def test_a_prompt_gets_the_tokens_that_completions_add(rendered: Rendered) -> No
     assert rendered("llama3", prompt="Hi") == "<|begin_of_text|>Hi"
     assert rendered("llama3", prompt=["Hi"], add_special_tokens=False) == "Hi"
     assert rendered("", prompt="Hi 東京") == "Hi 東京"
-
-
-@pytest.mark.parametrize(
-    ("part", "named"),
-    [
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "image_url"),
-        ({"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}, "input_audio"),
-        ({"type": "video_url", "video_url": {"url": "http://example.org/a.mp4"}}, "video_url"),
-        ({"type": "input_file", "file_id": "f"}, "input_file"),
-        ({"image_url": "http://example.org/a.png"}, "image_url"),
-    ],
-)
-@pytest.mark.parametrize("family", ["chatml", "bytes"])
-def test_what_is_not_text_is_refused_by_name(
-    rendered: Rendered, part: dict[str, Any], named: str, family: str
-) -> None:
-    with pytest.raises(UsageError, match=f"has {named} in a user message: only text can be rendered"):
-        rendered(family, messages=[{"role": "user", "content": [part]}])
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"chat_template": "{{ messages }}"},
-        {"previous_response_id": "r"},
-        {"chat_template_kwargs": {"tokenize": True}},
-    ],
-)
-def test_what_decides_the_prompt_elsewhere_is_refused(rendered: Rendered, field: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(field))):
-        rendered("chatml", messages=[ASKED], **field)
 
 
 @pytest.mark.parametrize("more", ["", ', "architectures": null'])

@@ -107,16 +107,24 @@ def token(draw: random.Random) -> str:
 Change = Callable[[Body, random.Random], None]
 
 
-def _line(start: str, make: Callable[[str, random.Random], str]) -> Change:
-    """Change the line of the system prompt that begins so."""
+def _lines(start: str, number: int, make: Callable[[str, random.Random], list[str]]) -> Change:
+    """Change line `number` of those of the system prompt that begin so."""
 
     def change(body: Body, draw: random.Random) -> None:
         lines = body["messages"][0]["content"].split("\n")
-        (at,) = (n for n, line in enumerate(lines) if line.startswith(start))
-        lines[at] = make(lines[at], draw)
+        at = [n for n, line in enumerate(lines) if line.startswith(start)][number]
+        lines[at : at + 1] = make(lines[at], draw)
         body["messages"][0]["content"] = "\n".join(lines)
 
     return change
+
+
+def _line(start: str, make: Callable[[str, random.Random], str]) -> Change:
+    return _lines(start, 0, lambda line, draw: [make(line, draw)])
+
+
+def _rule(number: int, make: Callable[[str], list[str]]) -> Change:
+    return _lines("Rule ", number, lambda line, _: make(line))
 
 
 def _other(make: Callable[[random.Random], str]) -> Callable[[str, random.Random], str]:
@@ -126,18 +134,6 @@ def _other(make: Callable[[random.Random], str]) -> Callable[[str, random.Random
         return made
 
     return changed
-
-
-def _rule(number: int, make: Callable[[str], list[str]]) -> Change:
-    """Change line `number` of the rules in the system prompt."""
-
-    def change(body: Body, draw: random.Random) -> None:
-        lines = body["messages"][0]["content"].split("\n")
-        at = [n for n, line in enumerate(lines) if line.startswith("Rule ")][number]
-        lines[at : at + 1] = make(lines[at])
-        body["messages"][0]["content"] = "\n".join(lines)
-
-    return change
 
 
 def _shuffled(items: list[Any], draw: random.Random) -> list[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.servers.watch.played import running
 
 BLOCK = 32
 
@@ -134,13 +135,5 @@ def vllm(**options: Any) -> Iterator[Vllm]:
         def log_message(self, *_: object) -> None:
             pass
 
-    serving = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.port = serving.server_port
-    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with running(Handler) as state.port:
         yield state
-    finally:
-        serving.shutdown()
-        thread.join()
-        serving.server_close()

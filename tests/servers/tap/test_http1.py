@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtune.servers.tap import exchange
+from kvtune.servers.tap.answers import read_answer
+from kvtune.servers.tap.exchange import Connection, client_of
 from tests.choice import drawn
 from tests.servers.tap.wire import Heard, connection, cut
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
 SESSION = re.compile(rb"X-Session-ID: kvtune-test-\d+\r\n")
+
+
+def followed() -> tuple[Heard, Connection]:
+    heard = Heard()
+    return heard, connection(heard)
 
 
 def chunked(body: bytes, size: int, trailer: bytes = b"") -> bytes:
@@ -103,8 +111,7 @@ PARTS = st.sampled_from(
 @given(st.lists(st.tuples(st.booleans(), PARTS), max_size=25))
 def test_broken_http_and_no_http_pass_unchanged(parts: list[tuple[bool, bytes]]) -> None:
     """Both directions in any order: whatever ends the following, nothing is lost and nothing is said twice."""
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     sent = passed = b""
     for asks, part in parts:
         if asks:
@@ -120,14 +127,13 @@ def test_broken_http_and_no_http_pass_unchanged(parts: list[tuple[bool, bytes]])
 
 
 def test_a_clients_own_session_id_is_left_alone() -> None:
-    one = connection(Heard())
+    _, one = followed()
     request = CHAT + b"x-session-id: mine\r\nContent-Length: 2\r\n\r\n{}"
     assert one.asking(request) == request
 
 
 def test_other_paths_are_not_touched_and_not_recorded() -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     request = b"GET /metrics HTTP/1.1\r\n\r\nPOST /tokenize HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
     assert one.asking(request) == request
     one.answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na" * 2)
@@ -135,23 +141,22 @@ def test_other_paths_are_not_touched_and_not_recorded() -> None:
     assert heard.asked_ == heard.answered_ == []
 
 
-@pytest.mark.parametrize("line", [b"HTTP/1.1 204 No Content", b"HTTP/1.1 304 Not Modified"])
-def test_answers_without_a_body_end_with_their_head(line: bytes) -> None:
-    heard = Heard()
-    one = connection(heard)
-    one.asking((CHAT + b"Content-Length: 0\r\n\r\n") * 2)
+ASKED = CHAT + b"Content-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "line", "told"),
+    [
+        (ASKED, b"HTTP/1.1 204 No Content", [b"", b"x"]),
+        (ASKED, b"HTTP/1.1 304 Not Modified", [b"", b"x"]),
+        (b"HEAD /v1/models HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", [b"x"]),
+    ],
+)
+def test_answers_without_a_body_end_with_their_head(first: bytes, line: bytes, told: list[bytes]) -> None:
+    heard, one = followed()
+    one.asking(first + ASKED)
     one.answering(line + b"\r\nContent-Length: 9\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
-    assert [body for _, _, body, _ in heard.answered_] == [b"", b"x"]
-
-
-def test_an_answer_to_head_has_no_body() -> None:
-    heard = Heard()
-    one = connection(heard)
-    one.asking(b"HEAD /v1/models HTTP/1.1\r\n\r\n" + CHAT + b"Content-Length: 0\r\n\r\n")
-    one.answering(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
-    )
-    assert [body for _, _, body, _ in heard.answered_] == [b"x"]
+    assert [body for _, _, body, _ in heard.answered_] == told
 
 
 @pytest.mark.parametrize(
@@ -163,8 +168,7 @@ def test_an_answer_to_head_has_no_body() -> None:
     ],
 )
 def test_an_answer_without_a_length_is_whole_when_the_server_ends_it_first(ends: list[str], how: str) -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     one.asking(CHAT + b"Content-Length: 0\r\n\r\n")
     one.answering(b"HTTP/1.0 200 OK\r\n\r\nab")
     one.answering(b"cd")
@@ -176,16 +180,14 @@ def test_an_answer_without_a_length_is_whole_when_the_server_ends_it_first(ends:
 
 @pytest.mark.parametrize("status", [b"18446744073709551616", b"20", b"+200", "²00".encode()])
 def test_an_answer_with_no_status_is_not_followed_and_its_request_has_its_end(status: bytes) -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     one.asking(CHAT + b"Content-Length: 2\r\n\r\n{}")
     one.answering(b"HTTP/1.1 " + status + b" OK\r\nContent-Length: 0\r\n\r\n")
     assert heard.answered_ == [(1, 0, b"", "unread")]
 
 
 def test_what_begins_like_a_head_is_followed_after_it_was_let_go_and_named_by_nobody() -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     head = CHAT + b"Content-Length: 2\r\n\r\n"
     assert one.asking(head[:40]) == b"" and one.holding
     assert one.let_go() == head[:40] and not one.holding
@@ -197,7 +199,7 @@ def test_what_begins_like_a_head_is_followed_after_it_was_let_go_and_named_by_no
 
 
 def test_of_a_chunked_body_no_byte_is_held() -> None:
-    one = connection(Heard())
+    _, one = followed()
     one.asking(CHAT + b"Transfer-Encoding: chunked\r\n\r\n")
     for part in (b"5", b"\r", b"\nhello", b"0\n\n", b"ffff"):
         assert one.asking(part) == part
@@ -205,15 +207,13 @@ def test_of_a_chunked_body_no_byte_is_held() -> None:
 
 @pytest.mark.parametrize("field", [b"X: a\r\n Transfer-Encoding: chunked", b"Content-Length : 3"])
 def test_a_head_that_servers_read_in_different_ways_is_not_followed(field: bytes) -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     request = CHAT + field + b"\r\n\r\n0\r\n\r\n" + CHAT + b"\r\n"
     assert one.asking(request) == request and not heard.asked_
 
 
 def test_an_answer_before_the_body_is_whole_ends_the_exchange() -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     one.asking(CHAT + b"Content-Length: 100\r\n\r\nabc")
     one.answering(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
     assert one.asking(b"x" * 97) == b"x" * 97
@@ -221,15 +221,13 @@ def test_an_answer_before_the_body_is_whole_ends_the_exchange() -> None:
 
 
 def test_a_sender_of_single_bytes_costs_no_more_than_its_bytes() -> None:
-    one = connection(Heard())
+    _, one = followed()
     for _ in range(60_000):
         one.asking(b"a")
     assert len(one.let_go()) == 60_000
 
 
 def test_what_is_kept_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtune.servers.tap import exchange
-
     heard = Heard()
     numbers = exchange.Numbers("p-", budget=exchange.Budget(1000))
     first, second = exchange.Connection(heard, numbers), exchange.Connection(heard, numbers)
@@ -249,8 +247,7 @@ def test_what_is_kept_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_client_that_pipelines_without_end_is_relayed_and_not_followed() -> None:
-    heard = Heard()
-    one = connection(heard)
+    heard, one = followed()
     request = CHAT + b"Content-Length: 0\r\n\r\n"
     passed = b"".join(one.asking(request) for _ in range(1500))
     assert SESSION.sub(b"", passed) == request * 1500
@@ -272,14 +269,10 @@ def test_a_client_that_pipelines_without_end_is_relayed_and_not_followed() -> No
     ],
 )
 def test_of_the_user_agent_only_the_clients_name_is_kept(agent: str, name: str) -> None:
-    from kvtune.servers.tap.exchange import client_of
-
     assert client_of(agent) == name
 
 
 def test_an_answer_that_a_proxy_compressed_is_read() -> None:
-    from kvtune.servers.tap.answers import read_answer
-
     text = b'{"usage": {"prompt_tokens": 9, "completion_tokens": 2}}'
     assert read_answer(gzip.compress(text), "application/json", "gzip").prompt_tokens == 9
     assert read_answer(b"damaged", "application/json", "gzip").prompt_tokens == -1

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvtune.servers.tap.exchange import Connection, Exchange, Numbers
 from kvtune.servers.tap.relay import Relay, Target
@@ -45,7 +46,7 @@ class Running:
 
 
 @asynccontextmanager
-async def server(handler: Handler, port: int = 0) -> AsyncIterator[int]:
+async def server(handler: Handler, port: int = 0, **options: Any) -> AsyncIterator[int]:
     running: set[asyncio.Task[None]] = set()
 
     async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +60,7 @@ async def server(handler: Handler, port: int = 0) -> AsyncIterator[int]:
             running.discard(task)
             writer.close()
 
-    made = await asyncio.start_server(guarded, LOCAL, port, limit=1 << 20)
+    made = await asyncio.start_server(guarded, LOCAL, port, limit=1 << 20, **options)
     try:
         yield made.sockets[0].getsockname()[1]
     finally:

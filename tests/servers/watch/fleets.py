@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from kvtune.requests.log.logged import Logged
-from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
-from tests.servers.watch.played import HERE, Answers, Publisher, counters, http, sources
+from kvtune.servers.watch.events import Batch, Received, Removed, Stored
+from tests.servers.watch.played import counters, http, published
 from tests.servers.watch.test_one_judge import Sent, Server
 
 Route = Callable[[int, int], int]
@@ -220,13 +220,8 @@ class Playing:
     """One server of a fleet on real sockets. It has published nothing yet."""
 
     def __init__(self, size: int = 4, blocks: int = 120, model: str = "tiny") -> None:
-        self.publisher = Publisher(HERE, HERE)
+        self.publisher, self.answers = published()
         self.size, self.blocks, self.model, self.number, self.started = size, blocks, model, 0, 1.0
-        self.answers = Answers("")
-        self.answers.paths["/kv_event_sources"] = (
-            200,
-            sources(self.publisher.endpoint, self.publisher.replay),
-        )
         self.count(0, 0, 0)
 
     def count(self, queries: int, hits: int, done: int) -> None:
@@ -249,10 +244,16 @@ class Playing:
 
 
 @contextmanager
-def fleet(made: Drawn, **how: object) -> Iterator[tuple[list[Playing], list[str]]]:
+def fleet(made: Drawn) -> Iterator[tuple[list[Playing], list[str]]]:
     """Servers that will play this, and their URLs."""
+    with playing_of([Playing(server.size, server.capacity) for server in made.servers]) as both:
+        yield both
+
+
+@contextmanager
+def playing_of(playing: list[Playing]) -> Iterator[tuple[list[Playing], list[str]]]:
+    """These servers, and their URLs."""
     with ExitStack() as stack:
-        playing = [Playing(server.size, server.capacity) for server in made.servers]
         for one in playing:
             stack.callback(one.publisher.close)
         yield playing, [stack.enter_context(http(one.answers)) for one in playing]
@@ -262,6 +263,3 @@ def play(made: Drawn, playing: Sequence[Playing]) -> None:
     for place, one in enumerate(playing):
         one.publish(made.servers[place].batches)
         one.count(*made.asked(place))
-
-
-__all__ = ["Batch", "Cleared", "Drawn", "Playing", "Truth", "drawn", "fleet", "play"]

@@ -1,7 +1,6 @@
 """A seeded load of token-id prompts with every kind of hit and miss, sent to a server; each request's truth is kept.
 
-Imports no vLLM. `python -m tests.servers.watch.load URL MODEL OUT.jsonl` sends it and writes a log as `--requests`
-reads it.
+Imports no vLLM. `write` makes a log as `--requests` reads it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -99,13 +97,3 @@ async def send_all(base: str, model: str, load: Load, *, crowd: bool = True) -> 
 
 def write(sent: Sequence[Sent], path: Path) -> None:
     path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in sent))
-
-
-def main() -> None:
-    base, model, out = sys.argv[1:4]
-    sent = asyncio.run(send_all(base, model, Load(1)))
-    write(sent, Path(out))
-
-
-if __name__ == "__main__":
-    main()

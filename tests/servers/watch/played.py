@@ -8,11 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import zmq
+
+from kvtune.servers.watch.endpoints import Source
+from kvtune.servers.watch.record import Recording
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Snapshot, Watching
 
 HERE = "tcp://127.0.0.1:*"
 """A port of this machine that zmq chooses."""
@@ -117,18 +123,23 @@ def http(answers: Answers, certificate: Path | None = None) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with running(Handler, certificate) as port:
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}"
+
+
+@contextmanager
+def running(handler: type[BaseHTTPRequestHandler], certificate: Path | None = None) -> Iterator[int]:
+    """The port of a server whose requests go to this handler."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    scheme = "http"
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        scheme = "https"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"{scheme}://127.0.0.1:{server.server_address[1]}"
+        yield server.server_port
     finally:
         server.shutdown()
         thread.join()
@@ -153,32 +164,139 @@ def sources(endpoint: str, replay: str | None, **more: object) -> str:
     )
 
 
-def counters(queries: int, hits: int, *, preempted: int = 0, started: float = 1.0, done: int = 0) -> str:
+def answers_of(publisher: Publisher, metrics: str = "") -> Answers:
+    """The answers of a server that names this publisher."""
+    answers = Answers(metrics)
+    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, publisher.replay or None))
+    return answers
+
+
+def published(metrics: str = "", *, history: bool = True) -> tuple[Publisher, Answers]:
+    publisher = Publisher(HERE, HERE if history else "")
+    return publisher, answers_of(publisher, metrics)
+
+
+@contextmanager
+def started(answers: Answers, **how: Any) -> Iterator[Watching]:
+    """A watch of a server with these answers, which has started."""
+    with http(answers) as base:
+        made = Watching(Server(base), **how)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()
+
+
+def first_look(answers: Answers) -> Snapshot:
+    with started(answers) as made:
+        return made.look()
+
+
+@contextmanager
+def recorder(answers: Answers, *, ran_s: float = 0.0, **how: Any) -> Iterator[Recording]:
+    """A recording of a server with these answers, which ran for `ran_s`; 0: it has not started."""
+    with http(answers) as base:
+        made = Recording(Watching(Server(base), **how))
+        try:
+            if ran_s:
+                made.run(ran_s, lambda _: True)
+            yield made
+        finally:
+            made.watching.close()
+
+
+@dataclass
+class Stream:
+    """What a reader says of its stream. `whole`: it has read the stream from its beginning."""
+
+    first: int | None = 0
+    last: int = 0
+    lost: int = 0
+    unknown: int = 0
+    connected: bool = True
+    whole: bool = True
+
+    @property
+    def unbroken(self) -> bool:
+        return not self.lost
+
+    @property
+    def complete(self) -> bool:
+        return self.whole and self.unbroken
+
+
+class Unconnected:
+    """A server and the reader of its events in one, without sockets. A subclass says what is scraped and taken."""
+
+    base, host, problem = "http://played", "played", ""
+
+    def __init__(self) -> None:
+        self.sources = {0: Source("ipc:///played")}
+        self.streams = {0: Stream()}
+        self.ready = threading.Event()
+        self.ready.set()
+
+    def version(self) -> str:
+        return "0.32.0"
+
+    def longest(self) -> int:
+        return 4096
+
+    def event_sources(self) -> dict[int, Source]:
+        return self.sources
+
+    def notes(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+def counters(queries: int, hits: int, *, started: float = 1.0, **more: Any) -> str:
     """A short /metrics of one engine."""
-    return f"process_start_time_seconds {started}\n" + engine_counters(
-        queries, hits, preempted=preempted, done=done
-    )
+    return f"process_start_time_seconds {started}\n" + engine_counters(queries, hits, **more)
 
 
 def engine_counters(
-    queries: int, hits: int, *, preempted: int = 0, done: int = 0, engine: int = 0, blocks: int = 200
+    queries: int,
+    hits: int,
+    *,
+    running: int = 1,
+    waiting: int = 0,
+    output: int = 10,
+    preempted: int = 0,
+    done: int = 0,
+    engine: int = 0,
+    blocks: int = 200,
 ) -> str:
     """One engine's series; a server with several API servers has no other."""
     labels = f'{{engine="{engine}",model_name="tiny"}}'
     lines = [
-        f"vllm:num_requests_running{labels} 1.0",
-        f"vllm:num_requests_waiting{labels} 0.0",
+        f"vllm:num_requests_running{labels} {running}.0",
+        f"vllm:num_requests_waiting{labels} {waiting}.0",
         f"vllm:kv_cache_usage_perc{labels} 0.25",
         f"vllm:prefix_cache_queries_total{labels} {queries}.0",
         f"vllm:prefix_cache_hits_total{labels} {hits}.0",
         f"vllm:prompt_tokens_total{labels} {queries}.0",
-        f"vllm:generation_tokens_total{labels} 10.0",
+        f"vllm:generation_tokens_total{labels} {output}.0",
         f"vllm:num_preemptions_total{labels} {preempted}.0",
         f'vllm:request_success_total{{engine="{engine}",finished_reason="stop",model_name="tiny"}} {done}.0',
         f'vllm:cache_config_info{{block_size="32",enable_prefix_caching="True",engine="{engine}",'
         f'num_gpu_blocks="{blocks}"}} 1.0',
     ]
     return "\n".join([*lines, ""])
+
+
+def histogram(name: str, values: Sequence[float], bounds: Sequence[float] = ()) -> str:
+    """One engine's histogram of these values, as vLLM publishes it."""
+    labels = 'engine="0",model_name="tiny"'
+    buckets = [(str(bound), sum(value <= bound for value in values)) for bound in bounds]
+    lines = [
+        f'vllm:{name}_bucket{{{labels},le="{bound}"}} {count}.0'
+        for bound, count in (*buckets, ("+Inf", len(values)))
+    ]
+    sums = (f"vllm:{name}_count{{{labels}}} {len(values)}.0", f"vllm:{name}_sum{{{labels}}} {sum(values)}")
+    return "\n".join([*lines, *sums, ""])
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.servers.watch.endpoints import Source
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.servers.watch.metrics import Scrape
 from kvtune.servers.watch.watching import Watching
 from tests.choice import drawn
+from tests.servers.watch.played import Unconnected
 
 SIZE = 128
 CHUNK = 3
@@ -24,32 +23,13 @@ CHUNK = 3
 
 
 @dataclass
-class Stream:
-    first: int | None = 0
-    last: int = 0
-    lost: int = 0
-    unknown: int = 0
-    connected: bool = True
-
-    @property
-    def unbroken(self) -> bool:
-        return not self.lost
-
-    complete = unbroken
-
-
-@dataclass
-class Server:
+class Server(Unconnected):
     """A server with one full-attention group and an LRU pool, which knows the cause of each of its misses.
 
     It plays the reader of its events, too.
     """
 
     pool: int
-    base: str = "http://drawn"
-    problem: str = ""
-    host: str = "drawn"
-    sources: dict[int, Source] = field(default_factory=lambda: {0: Source("ipc:///drawn")})
     truth: Counter[str] = field(default_factory=Counter)
     """Missed tokens of the life that runs, by cause."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -67,9 +47,7 @@ class Server:
     names: dict[tuple[int | None, int, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.streams = {0: Stream()}
-        self.ready = Event()
-        self.ready.set()
+        super().__init__()
 
     def chain(self, words: list[int], salt: str) -> list[int]:
         names, parent = [], None
@@ -153,15 +131,6 @@ class Server:
     def take(self) -> list[Received]:
         came, self.waiting = self.waiting, []
         return came
-
-    def version(self) -> str:
-        return "0.32.0"
-
-    def event_sources(self) -> dict[int, Source]:
-        return self.sources
-
-    def notes(self) -> list[str]:
-        return []
 
 
 def _upto(names: list[int], known: set[int]) -> int:

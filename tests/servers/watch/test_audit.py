@@ -16,7 +16,7 @@ from kvtune.servers.watch.audit import NAMES, Audit
 from kvtune.servers.watch.audit import _reading as audit_reading
 from kvtune.servers.watch.events import Reader, Received, Stream
 from kvtune.servers.watch.metrics import read
-from tests.servers.watch.played import HERE, Answers, Publisher, counters, http, sources, until
+from tests.servers.watch.played import HERE, Answers, Publisher, answers_of, counters, http, until
 from tests.servers.watch.recordings import NAMES as RECORDED
 from tests.servers.watch.recordings import OLDER, recorded
 from tests.simulator import run
@@ -226,10 +226,8 @@ class Auditing:
 
     def __call__(self, plant: Callable[[Fake], None], *words: str) -> tuple[int, str, str]:
         """The exit code and what is printed, while `plant` publishes live."""
-        answers = Answers("")
+        answers = answers_of(self.fake.publisher)
         answers.paths["/metrics"] = (200, self.fake.metrics)
-        told = sources(self.fake.publisher.endpoint, self.fake.publisher.replay)
-        answers.paths["/kv_event_sources"] = (200, told)
 
         readers: list[Reader] = []
         """The audit's own: what it publishes live comes when its history was read."""
@@ -314,8 +312,7 @@ def test_what_cannot_run_ends_with_2(fake: Fake, capsys: pytest.CaptureFixture[s
     with http(answers) as base:
         assert run(["watch", base, "--audit", "--seconds", "0.1"]) == 2
         assert "publishes no KV events" in capsys.readouterr().err
-        told = sources(fake.publisher.endpoint, fake.publisher.replay)
-        answers.paths["/kv_event_sources"] = (200, told)
+        answers.paths |= answers_of(fake.publisher, counters(0, 0)).paths
         assert run(["watch", base, "--audit", "--seconds", "0.1"]) == 2
         assert "published no event" in capsys.readouterr().err
         assert run(["watch", base, "--audit", "--allow", "twice"]) == 2

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,6 +73,19 @@ def raw(answer: Callable[[socket.socket], None]) -> Iterator[str]:
         listening.close()
 
 
+def saying(content: bytes, *fields: str, status: str = "200 OK") -> Callable[[socket.socket], None]:
+    """An answer with this body and these fields of its head."""
+    head = "".join(
+        f"{line}\r\n" for line in (f"HTTP/1.1 {status}", *fields, f"Content-Length: {len(content)}")
+    )
+    return lambda connection: connection.sendall(f"{head}\r\n".encode() + content)
+
+
+def hits(base: str) -> float | None:
+    with closing(Server(base)) as server:
+        return server.scrape().get("prefix_cache_hits")
+
+
 def said(base: str, path: str = "/metrics", **headers: str) -> str:
     """The one line that an answer is refused with."""
     asking = Client(base, headers)
@@ -91,11 +104,7 @@ def test_no_redirect_is_followed_and_its_target_is_named_without_keys(status: in
     with http(other) as elsewhere:
         target = elsewhere.replace("http://", "http://me:SECRETPW@") + "/metrics?token=SECRETPW"
 
-        def redirect(connection: socket.socket) -> None:
-            head = f"HTTP/1.1 {status} Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n"
-            connection.sendall(head.encode())
-
-        with raw(redirect) as base:
+        with raw(saying(b"", f"Location: {target}", status=f"{status} Found")) as base:
             message = said(base, **{"X-Api-Key": "SECRETPW"})
             assert elsewhere in message and "SECRETPW" not in message
             asking = Client(base, {"X-Api-Key": "SECRETPW"})
@@ -119,29 +128,17 @@ def test_a_body_without_end_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_a_compressed_answer_has_a_limit_of_what_it_unpacks_to(encoding: str) -> None:
     bomb = gzip.compress(b"0" * (64 << 20), 9)
-
-    def packed(connection: socket.socket) -> None:
-        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(bomb)}\r\n\r\n"
-        connection.sendall(head.encode() + bomb)
-
-    with raw(packed) as base:
+    with raw(saying(bomb, f"Content-Encoding: {encoding}")) as base:
         assert "MiB, compressed" in said(base)
 
 
 def test_a_gateways_own_gzip_is_read_and_no_other_kind_is() -> None:
     text = gzip.compress(counters(100, 40).encode())
-
-    def packed(encoding: str, content: bytes) -> Callable[[socket.socket], None]:
-        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(content)}\r\n\r\n"
-        return lambda connection: connection.sendall(head.encode() + content)
-
-    with raw(packed("gzip", text)) as base:
-        server = Server(base)
-        assert server.scrape().get("prefix_cache_hits") == 40
-        server.close()
-    with raw(packed("br", text)) as base:
+    with raw(saying(text, "Content-Encoding: gzip")) as base:
+        assert hits(base) == 40
+    with raw(saying(text, "Content-Encoding: br")) as base:
         assert "compressed form" in said(base)
-    with raw(packed("gzip", b"what")) as base:
+    with raw(saying(b"what", "Content-Encoding: gzip")) as base:
         assert "damaged gzip" in said(base)
 
 
@@ -166,16 +163,9 @@ def test_an_answer_that_drips_has_a_limit_of_time_wherever_it_drips(
 
 @pytest.mark.parametrize("charset", ["hex", "zlib", "idna", "undefined", "utf-7", "x" * 300])
 def test_a_charset_changes_nothing(charset: str) -> None:
-    body = counters(100, 40).encode()
-
-    def odd(connection: socket.socket) -> None:
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset={charset}\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-
+    odd = saying(counters(100, 40).encode(), f"Content-Type: text/plain; charset={charset}")
     with raw(odd) as base:
-        server = Server(base)
-        assert server.scrape().get("prefix_cache_hits") == 40
-        server.close()
+        assert hits(base) == 40
 
 
 def test_text_of_a_server_is_one_line_wherever_it_is_shown() -> None:
@@ -226,13 +216,9 @@ def test_a_client_asks_again_after_a_signal_cut_a_question_off() -> None:
 def test_no_thread_and_no_descriptor_is_left() -> None:
     with http(Answers(counters(100, 40))) as base:
         for _ in range(2):
-            server = Server(base)
-            server.scrape()
-            server.close()
+            hits(base)
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(5):
-            server = Server(base)
-            server.scrape()
-            server.close()
+            hits(base)
         time.sleep(0.1)
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1

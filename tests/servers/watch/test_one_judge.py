@@ -12,7 +12,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Source, Stored
 from kvtune.servers.watch.metrics import Scrape
 from kvtune.servers.watch.requests import join
+from tests.servers.watch.played import Stream, Unconnected
 
 LOST = ("reset", "evicted", "not_retained", "not_cached")
 """Causes of what was computed before and is gone: a log alone does not tell them apart."""
@@ -199,52 +199,36 @@ def _prompt(draw: random.Random, known: list[Sent], sent: list[Sent]) -> tuple[l
     return text[:400] or [7], salt
 
 
-class PlayedServer:
+class PlayedServer(Unconnected):
     """In place of `Server` of a tap. `queries`: prompt tokens that it had computed before; None: it is down."""
 
-    base = "http://127.0.0.1:9"
     queries = 0
     size = 16
     publishes = True
 
-    def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_: object) -> None:
+        super().__init__()
 
     def scrape(self) -> Scrape:
         values = {"prefix_cache_queries": float(self.queries)}
         return Scrape(0.0, values, {}, cache={"block_size": str(self.size)}, started=1.0)
 
     def event_sources(self) -> dict[int, Source]:
-        return {0: Source("ipc:///played")} if self.publishes else {}
-
-    def close(self) -> None: ...
+        return self.sources if self.publishes else {}
 
 
-@dataclass
-class Stream:
-    complete: bool
-    connected: bool = True
-    lost: int = 0
-    unknown: int = 0
-
-
-class PlayedReader:
+class PlayedReader(Unconnected):
     complete = True
 
-    def __init__(self, sources: dict[int, Source], *_: object) -> None:
-        self.sources, self.problem, self.ready = sources, "", Event()
-        self.streams = {0: Stream(self.complete)}
-        self.ready.set()
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+        self.streams = {0: Stream(whole=self.complete)}
 
     def start(self) -> PlayedReader:
         return self
 
-    def notes(self) -> list[str]:
-        return []
-
     def stop(self, why: str) -> None:
         raise AssertionError(why)
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -445,16 +429,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "Reader", PlayedReader)
 
 
-def wrong(seeds: range, folder: Path) -> list[tuple[int, str, object]]:
-    return [(seed, *what) for seed in seeds for what in hold(seed, folder)]
-
-
 @pytest.mark.usefixtures("played")
-def test_all_judges_of_the_same_requests_say_the_same_or_unknown(tmp_path: Path) -> None:
-    assert wrong(range(40), tmp_path)[:5] == []
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("played")
-def test_all_judges_of_two_thousand_sessions_say_the_same_or_unknown(tmp_path: Path) -> None:
-    assert wrong(range(40, 2040), tmp_path)[:5] == []
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2040), marks=pytest.mark.full)])
+def test_all_judges_of_the_same_requests_say_the_same_or_unknown(tmp_path: Path, seeds: range) -> None:
+    assert [(seed, *what) for seed in seeds for what in hold(seed, tmp_path)][:5] == []

@@ -11,8 +11,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from kvtune.cli.watch import shape_at_hand
 from kvtune.data.layout.models import builtin
-from kvtune.servers.watch.metrics import Scrape, read
+from kvtune.servers.watch.metrics import Between, Scrape, read
+from kvtune.servers.watch.possible import possible
 from kvtune.servers.watch.regime import THRESHOLDS, Finding, Limits, Regime, finding
 from tests.servers.watch.played import Answers, http
 from tests.servers.watch.regimes import recorded
@@ -262,8 +264,6 @@ def test_what_can_hit_follows_from_the_labels(
 
 
 def test_a_folder_is_read_only_if_the_server_is_on_this_machine() -> None:
-    from kvtune.cli.watch import shape_at_hand
-
     folder = str(builtin("tiny-gemma3"))
     assert shape_at_hand(folder, True) is not None and shape_at_hand(folder, False) is None
     assert shape_at_hand("../../etc", True) is None and shape_at_hand("", True) is None
@@ -271,9 +271,6 @@ def test_a_folder_is_read_only_if_the_server_is_on_this_machine() -> None:
 
 
 def test_a_preemption_says_what_it_cost_at_most() -> None:
-    from kvtune.servers.watch.metrics import Between
-    from kvtune.servers.watch.possible import possible
-
     first, last = (read(text(preempted=n), float(n)) for n in (0, 3))
     lines = possible(Between(first, last), None, 4096).lines
     assert "3 preemptions in the last 3 s: at most 12,288 tokens were computed again for it" in lines
@@ -296,9 +293,6 @@ STATES = {"mamba_cache_mode": "align", "prefix_cache_retention_interval": "0", "
 def test_where_states_are_kept_at_ends_only_the_flags_that_keep_more_are_named(
     labels: dict[str, str], drafts: bool, says: str, not_said: str
 ) -> None:
-    from kvtune.servers.watch.metrics import Between
-    from kvtune.servers.watch.possible import possible
-
     more = 'vllm:spec_decode_num_drafts_total{engine="0"} 7.0\n' if drafts else ""
     first, last = (read(text(**labels) + more, float(n)) for n in (0, 3))
     found = possible(Between(first, last), None, 4096)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ import pytest
 
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.file_flags import on_the_list
-from kvtune.data.run.file import read_run
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
 from kvtune.data.show.screen import document_lines
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report.sections.server import section
@@ -35,8 +35,12 @@ from tests.servers.watch.played import (
     Publisher,
     counters,
     engine_counters,
+    first_look,
     http,
+    published,
+    recorder,
     sources,
+    started,
     until,
 )
 from tests.servers.watch.recordings import TIER, Recorded, recorded
@@ -47,12 +51,7 @@ class Playing:
     """A server with events; `play` sends the recording's next batches and sets the counters to what they add up to."""
 
     def __init__(self, *, history: bool = True) -> None:
-        self.publisher = Publisher(HERE, HERE if history else "")
-        self.answers = Answers(counters(0, 0))
-        self.answers.paths["/kv_event_sources"] = (
-            200,
-            sources(self.publisher.endpoint, self.publisher.replay or None),
-        )
+        self.publisher, self.answers = published(counters(0, 0), history=history)
         self.run: Recorded = recorded("full_attention")
 
     def play(self, start: int = 0, end: int | None = None) -> None:
@@ -71,15 +70,6 @@ def kvtune(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, s
     code = run(words)
     out, err = capsys.readouterr()
     return code, out, err
-
-
-def first_look(answers: Answers) -> Snapshot:
-    with http(answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        shot = watching.look()
-        watching.close()
-    return shot
 
 
 def test_one_look_shows_hits_and_causes_that_add_up(
@@ -166,9 +156,7 @@ def test_evictions_of_the_history_are_not_those_of_the_last_seconds(playing: Pla
 
 
 def test_a_view_that_stays_scrapes_less_often_than_it_looks(playing: Playing) -> None:
-    with http(playing.answers) as base:
-        watching = Watching(Server(base), ask_s=1000.0)
-        watching.start()
+    with started(playing.answers, ask_s=1000.0) as watching:
         playing.publisher.subscribed()
         playing.play()
         until(lambda: (watching.look().cached_blocks or 0) > 100)
@@ -180,7 +168,6 @@ def test_a_view_that_stays_scrapes_less_often_than_it_looks(playing: Playing) ->
         watching.ask_s = 0.0
         playing.answers.paths["/metrics"] = (200, counters(640, 0, started=100.0))
         shot = watching.look()  # the events said before /metrics that the server was started anew
-        watching.close()
     assert shot.restarts == 1 and (shot.cached_blocks or 0) > 0
     assert [path for _, path, _ in playing.answers.seen].count("/metrics") == 3  # `start` asks twice
 
@@ -188,9 +175,7 @@ def test_a_view_that_stays_scrapes_less_often_than_it_looks(playing: Playing) ->
 def test_a_restart_without_an_event_empties_the_cache(playing: Playing, tmp_path: Path) -> None:
     playing.play()
     first = msgspec.msgpack.decode(playing.run.payloads[0][1])
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
+    with started(playing.answers) as watching:
         assert (watching.look().cached_blocks or 0) > 100
         playing.answers.paths["/metrics"] = (200, counters(0, 0, started=100.0))
         assert watching.look().cached_blocks == 0
@@ -208,7 +193,6 @@ def test_a_restart_without_an_event_empties_the_cache(playing: Playing, tmp_path
         shot = watching.look()
         assert (shot.events.state, shot.cached_blocks) == ("off", None)
         assert shot.periods["since start"].hit_tokens == 5
-        watching.close()
         other.close()
 
 
@@ -247,9 +231,7 @@ def test_engines_add_up_and_each_ones_events_are_read_on_its_own_port(tmp_path: 
 
 def test_an_unreachable_server_is_asked_again_by_the_live_view(playing: Playing) -> None:
     answers = iter([KvtuneError("no server answers"), None])
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
+    with started(playing.answers) as watching:
 
         def look():  # type: ignore[no-untyped-def]
             error = next(answers, None)
@@ -260,7 +242,6 @@ def test_an_unreachable_server_is_asked_again_by_the_live_view(playing: Playing)
         view = View(look, Path())
         assert view._next(None) is None and "asking again" in view._lines(None, 80, 24)[0]
         shot = view._next(None)
-        watching.close()
     assert shot is not None and "asking again" not in " ".join(view._lines(shot, 80, 24))
 
 
@@ -289,33 +270,26 @@ def test_a_version_that_was_not_tried_is_named(
     )
 
 
+def with_log(recording: Recording, playing: Playing, folder: Path) -> Run:
+    """The recording's run, as if it had lasted as long as the log of the requests that were played."""
+    log = playing.run.log
+    recording.begun = min(one.t0 for one in log)
+    recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, recording.looks[-1][1])
+    logged = [
+        Logged(
+            one.name, one.prompt, one.answer, one.t0, one.t1, one.hit, line=n, output_tokens=len(one.answer)
+        )
+        for n, one in enumerate(log)
+    ]
+    return run_of(recording, folder / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
+
+
 def test_a_recording_with_a_log_has_every_tokens_cause(
     playing: Playing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     playing.play()
-    with http(playing.answers) as base:
-        recording = Recording(Watching(Server(base)))
-        recording.run(0.2, lambda _: True)
-        recording.begun = min(one.t0 for one in playing.run.log)
-        recording.looks[-1] = (
-            max(one.t1 for one in playing.run.log) - recording.begun,
-            recording.looks[-1][1],
-        )
-        logged = [
-            Logged(
-                one.name,
-                one.prompt,
-                one.answer,
-                one.t0,
-                one.t1,
-                one.hit,
-                output_tokens=len(one.answer),
-                line=n,
-            )
-            for n, one in enumerate(playing.run.log)
-        ]
-        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
-        recording.watching.close()
+    with recorder(playing.answers, ran_s=0.2) as recording:
+        made = with_log(recording, playing, tmp_path)
     server = made.header.extra.server
     assert server is not None and (server.logged, server.reported, server.agree) == (51, 51, 51)
     requests = made.table("requests")
@@ -323,8 +297,6 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     assert sum(made.header.extra.misses.values()) == 26605 - 7232
     # Of 399 + 392 + 385 tokens behind a difference, 45 are in tails of less than a block, of which no event tells.
     assert made.header.extra.misses["diverged"] == 399 + 392 + 385 - 45
-    from kvtune.data.run.file import write_run
-
     file = tmp_path / "server.kvrun"
     write_run(made, file)
     assert read_run(file).header == made.header
@@ -456,31 +428,8 @@ def test_a_key_and_headers_are_sent(
     assert all(headers["X-Team"] == "kv" for _, _, headers in answers.seen)
 
 
-def test_tls_with_an_unknown_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "cert.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += [
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-keyout",
-        str(file),
-        "-out",
-        str(tmp_path / "c.pem"),
-    ]
-    made = subprocess.run(command, capture_output=True, check=False)
-    assert made.returncode == 0, made.stderr
-    file.write_text(file.read_text() + (tmp_path / "c.pem").read_text())
+def test_tls_with_an_unknown_certificate(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[1] / "tap" / "localhost.pem"
     with http(Answers(counters(100, 40)), certificate=file) as base:
         assert "its certificate is not trusted here" in failing(capsys, base)
         assert "if it wants TLS" in failing(capsys, base.replace("https:", "http:"))
@@ -537,9 +486,7 @@ def test_counters_that_swing_without_a_start_are_of_several_servers() -> None:
 
 def test_while_the_server_is_down_no_rate_is_shown(playing: Playing) -> None:
     playing.play()
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
+    with started(playing.answers) as watching:
         shot = watching.look()
         view = View(lambda: shot, Path())
         up = view._next(None)
@@ -550,7 +497,6 @@ def test_while_the_server_is_down_no_rate_is_shown(playing: Playing) -> None:
 
         view._look = gone
         gone_now = view._next(up)
-        watching.close()
     assert gone_now is not None and gone_now.down_since == up.at
     assert gone_now.running is gone_now.prompt_tokens_s is gone_now.evicted_blocks_s is None
     text = "\n".join(lines(gone_now, 100, 40))
@@ -570,11 +516,8 @@ def test_a_recordings_lists_and_counts_hold_nothing_that_came_before(
     playing: Playing, tmp_path: Path
 ) -> None:
     playing.play()
-    with http(playing.answers) as base:
-        recording = Recording(Watching(Server(base)))
-        recording.run(0.2, lambda _: True)
+    with recorder(playing.answers, ran_s=0.2) as recording:
         made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
-        recording.watching.close()
     server = made.header.extra.server
     assert server is not None and (server.requests, server.query_tokens, server.evicted_blocks) == (0, 0, 0)
     assert server.prefixes == [] and server.divergences == [] and server.misses == {}
@@ -662,28 +605,9 @@ def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(
     playing.play()
     text = counters(26605, 7232).replace('block_size="32"', 'block_size="32",prefix_match_unit="16"')
     playing.answers.paths["/metrics"] = (200, text)
-    with http(playing.answers) as base:
-        recording = Recording(Watching(Server(base)))
-        recording.run(0.2, lambda _: True)
+    with recorder(playing.answers, ran_s=0.2) as recording:
         shot = recording.looks[-1][1]
-        log = playing.run.log
-        recording.begun = min(one.t0 for one in log)
-        recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, shot)
-        logged = [
-            Logged(
-                one.name,
-                one.prompt,
-                one.answer,
-                one.t0,
-                one.t1,
-                one.hit,
-                output_tokens=len(one.answer),
-                line=n,
-            )
-            for n, one in enumerate(log)
-        ]
-        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
-        recording.watching.close()
+        made = with_log(recording, playing, tmp_path)
     assert shot.periods["since start"].misses == {"unknown": 26605 - 7232}
     assert any("--prefix-match-unit 16" in note for note in shot.notes)
     server = made.header.extra.server

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +18,10 @@ from kvtune.data.run.file import read_run, write_run
 from kvtune.data.run.types import TABLES, Run
 from kvtune.requests.log.requests_log import read_log
 from kvtune.servers.watch.metrics import read
-from kvtune.servers.watch.record import Recording, run_of
-from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.record import run_of
 from kvtune.servers.watch.timeline import Timeline
 from kvtune.servers.watch.totals import Look, Totals
-from kvtune.servers.watch.watching import Watching
-from tests.servers.watch.played import Answers, http
+from tests.servers.watch.played import Answers, counters, histogram, recorder
 from tests.servers.watch.test_server import Playing
 
 BUCKETS = (0.1, 1.0, 10.0)
@@ -34,39 +32,20 @@ def metrics(
     hits: int = 0,
     *,
     running: int = 0,
-    waiting: int = 0,
     output: int = 0,
-    done: int = 0,
     first: Sequence[float] = (),
     queue: Sequence[float] = (),
-    started: float = 1.0,
+    **more: Any,
 ) -> str:
     """A server's /metrics. `first`, `queue`: the seconds of each request so far."""
-    lines = [
-        f"process_start_time_seconds {started}",
-        f"vllm:num_requests_running {running}.0",
-        f"vllm:num_requests_waiting {waiting}.0",
-        "vllm:kv_cache_usage_perc 0.25",
-        f"vllm:prefix_cache_queries_total {queries}.0",
-        f"vllm:prefix_cache_hits_total {hits}.0",
-        f"vllm:prompt_tokens_total {queries}.0",
-        f"vllm:generation_tokens_total {output}.0",
-        f'vllm:request_success_total{{finished_reason="stop"}} {done}.0',
-        'vllm:cache_config_info{block_size="32",num_gpu_blocks="200"} 1.0',
-    ]
-    for name, values in (("time_to_first_token_seconds", first), ("request_queue_time_seconds", queue)):
-        lines += [
-            f'vllm:{name}_bucket{{le="{bound}"}} {sum(value <= bound for value in values)}.0'
-            for bound in (*BUCKETS, math.inf)
-        ]
-        lines += [f"vllm:{name}_count {len(values)}.0", f"vllm:{name}_sum {sum(values)}"]
-    return "\n".join([*lines, ""]).replace('le="inf"', 'le="+Inf"')
+    times = (("time_to_first_token_seconds", first), ("request_queue_time_seconds", queue))
+    text = counters(queries, hits, running=running, output=output, **more)
+    return text + "".join(histogram(name, values, BUCKETS) for name, values in times)
 
 
 def recorded(answers: Answers, texts: Sequence[str | None], tmp_path: Path) -> Run:
     """A recording whose looks got these answers; None: the server gave none."""
-    with http(answers) as base:
-        recording = Recording(Watching(Server(base)))
+    with recorder(answers) as recording:
         for number, text in enumerate(texts):
             answers.paths["/metrics"] = (503, "busy") if text is None else (200, text)
             if not number:
@@ -74,7 +53,6 @@ def recorded(answers: Answers, texts: Sequence[str | None], tmp_path: Path) -> R
                 continue
             recording.look()
         run = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
-        recording.watching.close()
     write_run(run, tmp_path / "a.kvrun")
     return read_run(tmp_path / "a.kvrun")
 
@@ -122,15 +100,13 @@ def test_what_a_server_does_not_publish_is_unknown_and_not_zero(tmp_path: Path) 
 
 def test_causes_of_all_rows_and_hits_add_up_to_the_prompt_tokens(tmp_path: Path) -> None:
     playing = Playing()
-    with http(playing.answers) as base:
-        recording = Recording(Watching(Server(base), settle=0.0))
+    with recorder(playing.answers, settle=0.0) as recording:
         recording.start()
         playing.play()
         for _ in range(4):
             time.sleep(0.05)
             recording.look()
         run = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
-        recording.watching.close()
     playing.publisher.close()
     looks, misses = run.table("looks"), run.table("look_misses")
     assert looks["query_tokens"].sum() == 26605 and looks["hit_tokens"].sum() == 7232
@@ -192,12 +168,10 @@ def test_a_clients_class_of_a_request_is_its_kind(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     answers = Answers(metrics(8, 0))
-    with http(answers) as base:
-        recording = Recording(Watching(Server(base)))
+    with recorder(answers) as recording:
         recording.start()
         recording.look()
         recording.begun = begun - 1
         recording.looks[-1] = (recording.looks[-1][0] + 2, recording.looks[-1][1])
         run = run_of(recording, log, list(read_log(log)), ["kvtune"], on_the_list)
-        recording.watching.close()
     assert sorted(run.table("requests")["kind"].tolist()) == ["batch", "chat", "log", "log"]

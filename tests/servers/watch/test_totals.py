@@ -23,16 +23,6 @@ def begun(first: Look) -> Totals:
     return totals
 
 
-def test_a_prompt_that_is_computed_in_steps_has_the_causes_of_its_events() -> None:
-    totals = begun(look(0.0, 500, tokens={"cold": 480}))
-    totals.add(look(0.5, 10_500, tokens={"cold": 2_528}))
-    assert totals.missed == Counter(cold=2_048)
-    totals.add(look(1.0, 10_500, tokens={"cold": 9_000, "evicted": 1_440}))
-    assert totals.missed == Counter(cold=8_520, evicted=1_440)
-    totals.add(look(11.0, 10_500, tokens={"cold": 9_000, "evicted": 1_440, "answers": 64}))
-    assert totals.missed == Counter(cold=8_520, evicted=1_440, tails=40) and totals.misses == 10_000
-
-
 def test_a_window_says_what_is_being_computed_and_its_tail_when_it_is_computed() -> None:
     totals = Totals()
     start = totals.begin(look(0.0, 0, prompts=0))
@@ -63,16 +53,6 @@ def test_a_window_has_the_causes_of_its_own_misses() -> None:
     assert totals.since(mark).misses == {"computing": 500}  # the 400 that came are of misses before the mark
     totals.add(look(1.5, 1_500, tokens={"cold": 1_200, "evicted": 300}))
     assert totals.since(mark).misses == {"cold": 500}
-
-
-def test_requests_that_break_off_are_not_being_computed_for_ever() -> None:
-    totals = begun(look(0.0, 0, prompts=0, idle=True))
-    totals.add(look(0.5, 1_000, prompts=0, tokens={"cold": 320}))
-    totals.add(look(1.0, 1_000, prompts=0, idle=True, tokens={"cold": 320}))
-    totals.add(look(1.5, 1_100, prompts=100, tokens={"cold": 416}))
-    assert totals.missed == Counter(cold=416, tails=584)
-    totals.add(look(2.0, 1_100, prompts=100, tokens={"cold": 416}))
-    assert totals.missed == Counter(cold=416, tails=684)
 
 
 def test_what_tails_cannot_explain_is_of_requests_that_were_aborted() -> None:

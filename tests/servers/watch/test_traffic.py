@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -20,12 +19,13 @@ from kvtune.reading.report.sections.server import section
 from kvtune.requests.log.logged import Logged
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.document import document
-from kvtune.servers.watch.events import Received, Source
+from kvtune.servers.watch.events import Received
 from kvtune.servers.watch.metrics import Scrape
 from kvtune.servers.watch.record import Recording, run_of
 from kvtune.servers.watch.requests import join
 from kvtune.servers.watch.watching import Watching
 from tests.choice import first_of
+from tests.servers.watch.played import Unconnected
 from tests.servers.watch.truth import MODELS, Life, Traffic, known, traffic
 from tests.simulator import SHARED
 
@@ -35,32 +35,13 @@ CAUSED_BY_EVENTS = ("evicted", "not_retained", "reset", "other_salt")
 
 
 @dataclass
-class Stream:
-    """What a reader says of a stream of which nothing was lost."""
-
-    first: int = 0
-    last: int = 0
-    lost: int = 0
-    unknown: int = 0
-    connected: bool = True
-    complete: bool = True
-    unbroken: bool = True
-
-
-@dataclass
-class Played:
+class Played(Unconnected):
     """A server and a reader of its events, both played from recordings: each scrape is the next sample."""
 
     lives: list[Life]
-    base: str = "http://played"
-    sources: dict[int, Source] = field(default_factory=lambda: {0: Source("ipc:///played")})
-    problem: str = ""
-    host: str = "played"
 
     def __post_init__(self) -> None:
-        self.streams = {0: Stream()}
-        self.ready = Event()
-        self.ready.set()
+        super().__init__()
         self._scrapes = iter([(life, one) for life in self.lives for one in life.scrapes()])
         self._waiting: list[Received] = []
         self._life: Life | None = None
@@ -81,21 +62,6 @@ class Played:
         came = [one for one in self._waiting if one.batch.ts <= self._at + LATE_S]
         self._waiting = [one for one in self._waiting if one.batch.ts > self._at + LATE_S]
         return came
-
-    def version(self) -> str:
-        return "0.32.0"
-
-    def longest(self) -> int:
-        return 4096
-
-    def event_sources(self) -> dict[int, Source]:
-        return self.sources
-
-    def notes(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        pass
 
 
 def watched(lives: list[Life]) -> Iterator[Watching]:

@@ -90,7 +90,7 @@ BUDGET = {
     "kvtune/reading": 10_054,
     "kvtune/requests": 7_462,
     "kvtune/servers": 10_581,
-    "tests": 57_924,
+    "tests": 57_578,
     "bench": 6_711,
     "docs": 18_863,
 }

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from kvtune.plugin.core.settings import parse
     from kvtune.plugin.core.steps import schedule, scheduler, update
     from kvtune.plugin.vllm.plugin_state import STATE
-    from tests.plugin.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, random_steps
+    from tests.plugin.core.pool_rig import SETTINGS, SHAPES, Engine, random_steps
     from tests.plugin.core.steady_rig import OUTLET, Outlet, Reader, build
 
 pytestmark = pytest.mark.vllm
@@ -102,8 +102,14 @@ PLACES: dict[str, Callable[[Whole], None] | tuple[object, str]] = {
 }
 
 
-@BOTH
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "asynchronous"),
+    [
+        pytest.param(place, asynchronous, marks=() if asynchronous == number % 2 else pytest.mark.full)
+        for number, place in enumerate(PLACES)
+        for asynchronous in (False, True)
+    ],
+)
 def test_the_first_error_hands_every_part_back(
     place: str, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

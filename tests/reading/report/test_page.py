@@ -78,7 +78,11 @@ def page_of(kind: str) -> str:
     return run_page(RunAnalysis(run_of(kind)))
 
 
-@pytest.fixture(params=list(KINDS))
+DRAWN = ("rounds", "partial", "hostile")
+"""Kinds of run whose pages `make test` looks through; those of all in `make full`."""
+
+
+@pytest.fixture(params=[pytest.param(k, marks=() if k in DRAWN else pytest.mark.full) for k in KINDS])
 def any_page(request: pytest.FixtureRequest) -> str:
     return page_of(request.param)
 

@@ -6,6 +6,7 @@ Preemption (small pools), aborts, priorities, resets, evictions, shared prefixes
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,9 +24,19 @@ from tests.plugin.core.steady_rig import inside
 pytestmark = pytest.mark.vllm
 
 
-@BOTH
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("shape", SHAPES)
+EACH = {
+    (shape, list(SETTINGS)[number % len(SETTINGS)], bool(number % 2)) for number, shape in enumerate(SHAPES)
+}
+"""Each shape and each setting once, in `make test`."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "asynchronous"),
+    [
+        pytest.param(*row, marks=() if row in EACH else pytest.mark.full)
+        for row in product(SHAPES, SETTINGS, (False, True))
+    ],
+)
 def test_invariants_hold_after_every_step(shape: str, settings: str, asynchronous: bool) -> None:
     engine = Engine(replace(SHAPES[shape], asynchronous=asynchronous), parse(SETTINGS[settings]), seed=1)
 

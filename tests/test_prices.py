@@ -90,11 +90,29 @@ BUDGET = {
     "kvtune/reading": 10_054,
     "kvtune/requests": 7_462,
     "kvtune/servers": 10_581,
-    "tests": 57_578,
+    "tests": 57_598,
     "bench": 6_711,
-    "docs": 18_863,
+    "docs/capacity.md": 952,
+    "docs/commands.md": 603,
+    "docs/core.md": 1_634,
+    "docs/diff.md": 517,
+    "docs/doctor.md": 549,
+    "docs/internals.md": 1_626,
+    "docs/logs.md": 1_467,
+    "docs/peers.md": 387,
+    "docs/run-file.md": 820,
+    "docs/security.md": 765,
+    "docs/simulator.md": 1_231,
+    "docs/tap.md": 1_053,
+    "docs/times.md": 729,
+    "docs/trust.md": 412,
+    "docs/tuning.md": 993,
+    "docs/tutorial.md": 823,
+    "docs/vllm.md": 638,
+    "docs/watch.md": 1_986,
+    "docs/workloads.md": 1_678,
 }
-"""The most lines of *.py in a room, in tests/ and bench/, and words in docs/. Lowered when one falls by SLACK."""
+"""The most lines of *.py in a room, in tests/ and bench/, and words of a page. Lowered when one falls by SLACK."""
 FEATURES: tuple[tuple[str, str, int], ...] = ()
 """What came since: the feature's name, its room, the lines that it adds there; added in the feature's commit."""
 FEATURE, OF_TESTS = 600, 800
@@ -103,7 +121,7 @@ SLACK = 200
 
 
 def counted() -> dict[str, int]:
-    """The lines of each room, of tests/ and bench/, and the words of docs/."""
+    """The lines of each room, of tests/ and bench/, and the words of each page of docs/."""
     folders = [path for path in (ROOT / "kvtune").iterdir() if (path / "__init__.py").exists()]
     folders += [ROOT / "tests", ROOT / "bench"]
     lines = {
@@ -112,7 +130,9 @@ def counted() -> dict[str, int]:
         )
         for folder in folders
     }
-    return lines | {"docs": sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md"))}
+    return lines | {
+        f"docs/{page.name}": len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")
+    }
 
 
 def complaints(

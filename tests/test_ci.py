@@ -39,7 +39,7 @@ def test_every_test_that_make_test_leaves_out_is_in_a_part(tree: Path) -> None:
     others = [
         line for line in said if line.startswith("full: ") and "-m full and (engine or browser) " in line
     ]
-    assert len(named) > 10 and len(others) >= 5
+    assert len(named) >= 10 and len(others) >= 5
     for path in named:
         assert (ROOT / path.strip()).exists(), path
         assert any(path.strip() in line for line in others if not line.startswith("full: engines")), path

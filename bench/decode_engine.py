@@ -63,7 +63,7 @@ class Decoding:
         self.scheduler = self.engine.scheduler
 
     def _as_a_process(self, core: str) -> None:
-        """EngineCore in a process of its own has queues and a loop; the loop's step is what is measured."""
+        """EngineCore in its own process has queues and a loop; the loop's step is what is measured."""
         import queue
 
         from vllm.v1.engine.core import EngineCoreProc

@@ -142,7 +142,7 @@ def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -
     for policy in policies:
         settings: dict[str, Any] = {"policy": policy}
         if policy == "two_class":
-            settings["reuse_bonus_s"] = 1e9  # LRU otherwise: it has no order of its own until it is tuned
+            settings["reuse_bonus_s"] = 1e9  # LRU otherwise: it has no order until it is tuned
         found[policy] = side(core="kvtune", core_settings=settings)
     return found
 

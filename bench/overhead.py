@@ -2,7 +2,7 @@
 
     python bench/overhead.py [--batches 1,128,1024] [--cores stock,kvtune] [--only light,types] [--fills N]
 
-Each cell is a process of its own: vLLM's EngineCore decodes a batch (decode_engine.py), and stretches of steps without
+Each cell is a separate process: vLLM's EngineCore decodes a batch (decode_engine.py), and stretches of steps without
 and with the instrument alternate (A B B A, B A A B). Such a quad gives one ratio; the interval is of their mean
 (Student, 95 %, of logarithms). Stretches are short where an instrument may be switched often: what else runs on the
 machine hits both sides. kvtune's levels run as in an engine: its own plugin, all of it, at default sampling.

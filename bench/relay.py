@@ -2,7 +2,7 @@
 
 A stand-in server sends `--chunks` pieces of each of `--streams` streams, one each `--every` ms, each with the time at
 which it was sent; the client reads them. Printed: milliseconds from the server's send to the client's read, direct and
-relayed, p50 and p99, and the difference of each pair of rounds. Server, relay and client are processes of their own.
+relayed, p50 and p99, and the difference of each pair of rounds. Server, relay and client are separate processes.
 
     python bench/relay.py --rounds 7
 

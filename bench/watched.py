@@ -1,6 +1,6 @@
 """What `kvtune watch` takes for many busy servers: CPU, memory, and how late it counts what they publish.
 
-`--servers` fake servers, a process of their own, publish as vLLM does: `--requests` a second each, of `--tokens`
+`--servers` fake servers, in their own process, publish as vLLM does: `--requests` a second each, of `--tokens`
 tokens. The share `--hit` of a prompt is a prefix that the server has; the rest is new text, and evicts as many blocks.
 Their /metrics say the same. With `--restart S` each S seconds one of them is gone for a while and starts again. The
 watcher is this process: of one server with as many ranks (`--as ranks`), or of a fleet (`--as servers`). Printed, each

@@ -1,7 +1,7 @@
 """What must hold of a soak: answers of core and stock, censuses -> findings. Pure.
 
 An answer is right when it is complete in itself and equal to stock's. Two greedy answers may part where two tokens are
-equally likely but for rounding, which differs with the batch: the soak asks stock for the margin (`Parted`).
+equally likely except for rounding, which differs with the batch: the soak asks stock for the margin (`Parted`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def parted(ask: Ask, core: Answer, stock: Answer) -> Parted | None:
 
 
 def differs(ask: Ask, core: Answer, stock: Answer) -> list[Finding]:
-    """How the core's answer differs from stock's, but for tokens (`parted`)."""
+    """How the core's answer differs from stock's, apart from tokens (`parted`)."""
     wrong = []
     if (core.ended, core.status, core.error) != (stock.ended, stock.status, stock.error):
         # One of the two may have been through before its client left.
@@ -118,7 +118,7 @@ SLACK = {
     "kind:CachedRequestState": 4,
     "kind:Request": 4,
 }
-"""More than at the start by so many is a leak. Counts the census itself, and what vLLM keeps until the next step."""
+"""This many more than at the start is a leak. Counts the census itself, and what vLLM keeps until the next step."""
 
 Census = Mapping[str, int]
 

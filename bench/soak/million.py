@@ -2,7 +2,7 @@
 
     python -m bench.soak.million [--requests 1000000] [--seed 0] [--model NAME ..] [--round N] [--json FILE]
 
-Each model gets its share of the requests, in a process of its own. Round n is played with one of four kinds of
+Each model gets its share of the requests, in its own process. Round n is played with one of four kinds of
 scheduling (sync or async, by priority or as they come). After each round nothing may be left of its requests
 (`million_left`), and every request has ended once, with all its tokens, or was aborted (`million_round`). Every
 20th round of each is also played, in lockstep, by engines that must schedule the same batches into the same blocks:
@@ -38,7 +38,7 @@ from bench.soak.trouble import Round, trouble
 from kvtune.base.errors import KvtuneError
 
 LOCKSTEP = 20
-"""One round of so many is played in lockstep."""
+"""One round in this many is played in lockstep."""
 GROUPS: tuple[tuple[Kind, ...], ...] = (("stock", "alike", "fast stock", "fast alike"), ("core", "fast core"))
 """Engines that must decide alike, where the core's defaults decide otherwise than stock."""
 COLUMNS = ("digests", "hits", "tokens", "finished_s", "requests", "aborted", "preemptions", "resets", "steps")
@@ -136,7 +136,7 @@ def run(
     schedulings: Sequence[Scheduling] = SCHEDULINGS,
     lockstep: int = LOCKSTEP,
 ) -> Portion:
-    """Rounds from 0 on (or just one, or those of some schedulings), until so many requests were played.
+    """Rounds from 0 on (or just one, or those of some schedulings), until that number of requests was played.
 
     One in `lockstep` rounds is played in lockstep; 0: none.
     """
@@ -200,7 +200,7 @@ def imported() -> Iterator[None]:
 
 
 def in_fork(work: Callable[[], Portion]) -> Portion:
-    """`work` in a process of its own: the core changes vLLM's classes."""
+    """`work` in its own process: the core changes vLLM's classes."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(work, theirs))

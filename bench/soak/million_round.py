@@ -58,7 +58,7 @@ class Broken(Exception):
 class Sent:
     ask: Ask
     tokens: int
-    """It ends with so many."""
+    """How many are asked for."""
     turns_left: int = -1
     """Of a client that leaves."""
 
@@ -105,7 +105,7 @@ class Rounds:
         self._slot_names: dict[int, str] = {}
         self._slots: list[int] = []
         if built.settings.core == "kvtune" and not built.settings.simulated.shortcuts:
-            self.engine.engine_index = 0  # type: ignore[attr-defined]  # as that of a process of its own
+            self.engine.engine_index = 0  # type: ignore[attr-defined]  # as in a separate process
             self.engine.abort_requests([asking(0)])  # type: ignore[attr-defined]
         self._next_id = FIRST_ID
         self._messages = Messages(seed)

@@ -92,7 +92,7 @@ def prompt(seed: int, ask: Ask) -> list[int]:
 
 
 STEMS = 24
-"""Prefixes that requests of all rounds share; sessions have stems of their own."""
+"""Prefixes that requests of all rounds share; sessions have their own stems."""
 
 
 def trouble(seed: int, number: int, scale: float = 1.0) -> Round:

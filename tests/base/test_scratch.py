@@ -326,7 +326,7 @@ ALLOWED = {
     "base/dialogue.py": {"TemporaryFile"},
     "answers/tune/recipes/shelf.py": {"unlink"},
 }
-"""Folders are `scratch`'s, but for the environments that `environments` makes in the user's cache, and empty ones.
+"""Every folder is made by `scratch`, except environments in the user's cache (`environments`) and empty folders.
 Removed files: what a recording kept in case of a kill (record), journals that were read first (experiment), shared
 memory of this run (launch), what a run file proves to belong to it (folder), the first of two files that this call
 made (shelf), the rest in folders of `scratch`.

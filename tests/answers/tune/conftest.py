@@ -11,7 +11,7 @@ from tests.answers.tune.postgres import Cluster, require_postgres
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """One for a file: a test that stops it starts it again, and every test has databases or studies of its own."""
+    """One for a file: a test that stops it starts it again, and every test has its own databases or studies."""
     require_postgres()
     made = Cluster()
     try:

@@ -22,7 +22,7 @@ def require_postgres() -> None:
 
 
 class Cluster:
-    """A PostgreSQL of its own in a new folder, without root (PostgreSQL refuses root)."""
+    """A separate PostgreSQL in a new folder, without root (PostgreSQL refuses root)."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kvtune-pg-"))

@@ -25,7 +25,7 @@ UPDATE = (
 
 
 def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, str, str]) -> None:
-    """Puts the installed vLLM in front of the import path, by links, but for one edited method."""
+    """Puts the installed vLLM in front of the import path, by links, except one edited method."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None
     installed = Path(spec.origin).parent

@@ -106,7 +106,7 @@ def test_it_measured_what_it_measures_anywhere(ran: Ran) -> None:
 
 
 def test_a_first_run_shows_the_engines_processes_and_no_other(ran: Ran) -> None:
-    """vLLM inspects the class of a model that it has not seen in a process of its own: no second front end."""
+    """vLLM inspects the class of a model that it has not seen in its own process: no second front end."""
     assert list((ran.output.parent / "cache").rglob("*.json")), "vLLM inspected nothing: this proves nothing"
     roles = [p.role for p in ran.run.header.processes if p.role != "helper"]
     assert roles == ["front_end", "engine_core", "worker"]

@@ -34,7 +34,7 @@ def test_two_engines_that_share_a_load(tmp_path: Path) -> None:
 
 
 def test_one_engine_over_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kvtune gives each worker CPUs of its own, and both report their core."""
+    """kvtune gives each worker its own CPUs, and both report their core."""
     monkeypatch.delenv(BINDING, raising=False)
     ran = profiled(tmp_path, "tiny-llama", "-w", LOAD, engine=("--tensor-parallel-size", "2", *SMALL))
     run = ran.run

@@ -65,7 +65,7 @@ print("decided", json.dumps(decided))
 
 @pytest.fixture(scope="module")
 def decided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What vLLM's configuration becomes for each model as on an H100, in a process of its own."""
+    """What vLLM's configuration becomes for each model as on an H100, in its own process."""
     pytest.importorskip("vllm")
     folder = str(tmp_path_factory.mktemp("recipes"))
     done = subprocess.run(

@@ -14,7 +14,7 @@ from kvtune.lab.engine.profile import LONGEST, LONGEST_PARENT, SOCKETS, socket_f
 
 
 def folder_of(parent: Path, length: int) -> Path:
-    """A folder whose path has so many characters."""
+    """A folder whose path has this many characters."""
     folder = parent / ("x" * (length - len(str(parent)) - 1))
     folder.mkdir()
     assert len(str(folder)) == length

@@ -99,7 +99,7 @@ installed = [(patch.symbol, patch.part) for patch in STATE.patches.installed()]
 STATE.reset()
 print("installed", json.dumps({"installed": installed, "left": len(STATE.patches.installed())}))
 """
-"""Everything that kvtune can replace, installed and taken back: in a process of its own, where no other test did."""
+"""Everything that kvtune can replace, installed and taken back: in its own process, where no other test did."""
 
 
 @pytest.mark.vllm

@@ -40,7 +40,7 @@ class Toy:
     waits: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """By process: (second, wait so far) at each sample."""
     spins: bool = False
-    """EngineCore's thread is on a CPU all of a step, but for what the step takes longer."""
+    """EngineCore's thread is on a CPU all of a step, except for what the step takes longer."""
     requests_from: Mapping[int, int] = field(default_factory=dict)
     """Requests more than the four in the work of the steps from one on; each takes half a millisecond."""
     stopped: Sequence[tuple[int, float]] = ()

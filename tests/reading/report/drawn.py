@@ -41,7 +41,7 @@ def study_page(study: StudyView) -> str:
 
 
 def words(html: str) -> str:
-    """A page's text: each argument of a command is an element of its own."""
+    """A page's text: each argument of a command is one element."""
     return html.replace('<span class="w">', "").replace("</span>", "").replace("<wbr>", "")
 
 

@@ -42,7 +42,7 @@ def on_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def answering(length: int, times: int = 1) -> Handler:
-    """A server that reads so many requests with bodies of this length, and answers each."""
+    """Read `times` requests with bodies of this length, and answer each."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(times):

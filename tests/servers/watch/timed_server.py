@@ -1,4 +1,4 @@
-"""`vllm serve` on a device that only takes time: `python -m tests.servers.watch.timed_server MODEL FLAGS`.
+"""`vllm serve` on a device that waits instead of computing: `python -m tests.servers.watch.timed_server MODEL FLAGS`.
 
 Each process that vLLM spawns imports this module again as its main module, so each imitates the same device, which is
 described in the folder KVTUNE_RUN_DIR.

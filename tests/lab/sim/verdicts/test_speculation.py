@@ -1,4 +1,4 @@
-"""What speculation costs the prefix cache, under causes of its own; on replays through vLLM's own scheduler."""
+"""What speculation costs the prefix cache, under its own causes; on replays through vLLM's own scheduler."""
 
 from __future__ import annotations
 

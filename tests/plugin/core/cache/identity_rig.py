@@ -1,6 +1,6 @@
 """What the identity tests of packed blocks share: the loads, engines that each start once, and how far answers differ.
 
-Each layout is one engine in a process of its own (tests/lab/engine/lockstep.py), on seeded weights under which an
+Each layout runs in one engine process (tests/lab/engine/lockstep.py), on seeded weights under which an
 answer depends on all of its prompt.
 """
 

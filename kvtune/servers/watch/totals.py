@@ -234,7 +234,7 @@ class Totals(Counts):
             marks.popleft()
         old, before = marks[0], marks[-2]
         late = next((mark for mark in reversed(marks) if mark.at <= look.at - self.settle), None)
-        silent = late.misses if late is not None else 0
+        silent = late.misses - (late.computing or 0) if late is not None else 0
         told = next((mark for mark in reversed(marks) if mark.at <= look.at - self.events_s), None)
         if told is not None and told.computing is not None:
             silent = max(silent, told.misses - told.computing)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,3 +204,21 @@ def test_causes_and_hits_add_up_nothing_falls_and_complete_is_true(pool: int, st
     single = told["tails"] - server.truth["tails"]
     assert 0 <= single <= SIZE * server.counts["time_to_first_token_seconds_count"]
     assert not told["unknown"] and not told["computing"] and not period.recomputed
+
+
+@pytest.mark.parametrize("blocks", [3, 60])
+def test_a_prompt_is_never_said_to_be_computed_before_it_is(blocks: int) -> None:
+    """A look of 1 s after each step: the longest prompt takes 20 s, and nothing of it ever waits in vain."""
+    server = Server(blocks + 20)
+    watching = Watching(server)  # type: ignore[arg-type]
+    watching.reader = server  # type: ignore[assignment]
+    watching.look()
+    shots = []
+    server.ask([n % 3 for n in range(blocks)], 5, "a", lambda: shots.append(watching.look()))
+    for shot in shots:
+        misses = shot.periods["since start"].misses or {}
+        assert set(misses) <= {"cold", "computing"}, misses
+    for _ in range(12):
+        shots.append(watching.look())
+    period = shots[-1].periods["since start"]
+    assert period.misses == {"cold": blocks * SIZE, "tails": 5} and period.recomputed == 0

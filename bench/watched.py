@@ -38,8 +38,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from kvtune.servers.watch.account import rare_collections
 from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.cache import rare_collections
 from kvtune.servers.watch.fleet import Fleet
 from kvtune.servers.watch.server import Server
 from kvtune.servers.watch.watching import ASK_S, Watching

@@ -80,8 +80,8 @@ class RecordQuery(Query):
 def record(query: RecordQuery, lab: Lab) -> int:
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
     from kvtune.data.run.file import write_run
-    from kvtune.servers.watch.account import rare_collections
     from kvtune.servers.watch.addresses import Addresses
+    from kvtune.servers.watch.cache import rare_collections
 
     output, part = query.output, query.partial
     if not query.urls and query.urls_file is None:

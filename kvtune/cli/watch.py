@@ -135,8 +135,8 @@ class WatchQuery(Query):
 
 def watch(query: WatchQuery) -> int:
     """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
-    from kvtune.servers.watch.account import rare_collections
     from kvtune.servers.watch.addresses import Addresses
+    from kvtune.servers.watch.cache import rare_collections
 
     if query.board or query.alerts:
         from kvtune.servers.watch import export

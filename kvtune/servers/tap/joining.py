@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvtune.base.errors import KvtuneError, reason
-from kvtune.servers.watch.account import MOST_HELD_BYTES
+from kvtune.servers.watch.cache import MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, host_of
 from kvtune.servers.watch.events import Reader, Received
 from kvtune.servers.watch.requests import Requests
@@ -67,15 +67,15 @@ class Joining:
                 self._say(note)
         if len(reader.sources) > 1:
             batches = sorted(batches, key=lambda received: received.batch.ts)
-        account = self._requests.account
-        assert account is not None
-        account.complete = all(stream.complete for stream in reader.streams.values())
+        cache = self._requests.cache
+        assert cache is not None
+        cache.complete = all(stream.complete for stream in reader.streams.values())
         try:
             for received in batches:
                 self._requests.add(received)
         except Exception as error:  # the account is no longer right; the answers' own counts are
             reader.stop(f"kvtune cannot count them: {reason(error)}")
-        if account.held_bytes > MOST_HELD_BYTES:
+        if cache.held_bytes > MOST_HELD_BYTES:
             reader.stop("they say that more blocks are cached than kvtune keeps in memory")
         if reader.problem:
             self._say(f"KV events are no longer read: {reader.problem}")

@@ -26,7 +26,7 @@ from kvtune.requests.text.edits import Edit, Shapes, Work, edits, stripped
 from kvtune.servers.tap.joining import LATE_S, Joining
 from kvtune.servers.tap.limits import REQUEST_S, TooLongError, cpu_limit
 from kvtune.servers.tap.messages import Settings
-from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.endpoints import Named
 from kvtune.servers.watch.events import Received
 from kvtune.servers.watch.metrics import Scrape, begun_anew
@@ -154,7 +154,7 @@ class Judging:
         queries = scrape.get("prefix_cache_queries") if scrape is not None else None
         self._queries, self._scraped_at = queries or 0.0, time.time()
         fresh = scrape is not None and (queries == 0 or (scrape.started or 0.0) > self._begun_at)
-        return Requests(Account(complete=False), size or USUAL_BLOCK, whole=fresh)
+        return Requests(Cache(complete=False), size or USUAL_BLOCK, whole=fresh)
 
     def _begin(self) -> None:
         """Read the server's events, if it publishes any; ask it again after a while if it does not."""

@@ -472,6 +472,12 @@ class Blocks:
             if end == before or len(groups) == 1:
                 return end
 
+    def reaches(self, states: Sequence[State]) -> tuple[int, int, int]:
+        """Count the first blocks of a prompt that were held, that were until a reset, and that were at any time."""
+        live = self.reach([state.held for state in states])
+        reset = max(live, self.reach([state.held | state.reset for state in states]))
+        return live, reset, max(reset, self.reach([state.kept for state in states]))
+
     def live(self, chain: Sequence[Hash]) -> int:
         """Count the blocks that a prompt would hit in the pool, and after them in a tier."""
         return self.in_tier(chain, self.reach([state.held for state in self.states(chain)]))

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.causes import OTHER_REPLICA, PUBLISHED
+from kvtune.servers.watch.counts import Counts
 from kvtune.servers.watch.fleet import Fleet, FleetSnapshot
-from kvtune.servers.watch.totals import Mark, Totals
 from kvtune.servers.watch.watching import Snapshot, Watching
 
 LOOK_S = 0.5
@@ -46,8 +46,9 @@ class Exporter(Collector):
         self._watching: Watching | Fleet | None = None
         self._highest: Counter[str] = Counter()
         """What a fleet's funnel reached: its bounds may fall, and counters do not."""
-        self._first: Mark | None = None
-        self._metrics: list[Metric] = list(_metrics(None, Totals(), None))
+        self._begun = Counts()
+        """What was counted up to the first look."""
+        self._metrics: list[Metric] = list(_metrics(None, Counts()))
         self._problem = ""
 
     def run(self, port: int, host: str = "127.0.0.1", stop: threading.Event | None = None) -> None:
@@ -92,8 +93,8 @@ class Exporter(Collector):
     def _made(self, shot: Snapshot | FleetSnapshot | None) -> list[Metric]:
         if isinstance(shot, FleetSnapshot):
             return list(_of_fleet(shot, self._highest))
-        totals = self._watching.totals if isinstance(self._watching, Watching) else Totals()
-        return list(_metrics(shot, totals, self._first))
+        now = self._watching.totals if isinstance(self._watching, Watching) else Counts()
+        return list(_metrics(shot, now - self._begun))
 
     def _look(self) -> Snapshot | FleetSnapshot:
         if self._watching is not None:
@@ -104,7 +105,9 @@ class Exporter(Collector):
         except BaseException:
             made.close()
             raise
-        self._watching, self._first = made, made.first if isinstance(made, Watching) else None
+        self._watching = made
+        if isinstance(made, Watching):
+            self._begun = made.totals.copied()
         return made.snapshot()
 
     def close(self) -> None:
@@ -164,14 +167,12 @@ def _of_fleet(shot: FleetSnapshot, highest: Counter[str]) -> Iterator[Metric]:
     yield up
 
 
-def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator[Metric]:
-    """Yield the metrics. Counters begin at the `first` look. A miss is counted when its cause is known.
+def _metrics(shot: Snapshot | None, counts: Counts) -> Iterator[Metric]:
+    """Yield the metrics: `counts` since the first look. A miss is counted when its cause is known.
 
     `shot` None: the server cannot be reached. Counters keep their values, and only the gauge `server_up` is left.
     """
-    first = first or Mark()
-    causes = now.missed - first.missed
-    hits = now.hits - first.hits
+    causes, hits = counts.missed, counts.hits
     missed = CounterMetricFamily(
         "kvtune_missed_tokens",
         "Prompt tokens that the prefix cache did not have, by cause; all causes add up to prompt - hit",
@@ -187,18 +188,18 @@ def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator
             "Prompt tokens that the prefix cache had, those that a connector loaded among them",
             hits,
         ),
-        ("loaded_tokens", "Prompt tokens that a connector loaded", now.loaded - first.loaded),
+        ("loaded_tokens", "Prompt tokens that a connector loaded", counts.loaded),
         (
             "recomputed_tokens",
             "Tokens that were computed again after preemption, which are no misses",
-            now.recomputed - first.recomputed,
+            counts.recomputed,
         ),
-        ("evicted_blocks", "Cached blocks that were evicted, by the KV events", now.evicted - first.evicted),
-        ("preemptions", "Requests that were preempted", now.preemptions - first.preemptions),
+        ("evicted_blocks", "Cached blocks that were evicted, by the KV events", counts.evicted),
+        ("preemptions", "Requests that were preempted", counts.preemptions),
         (
             "lost_event_batches",
             "Batches of KV events that were lost, or could not be read",
-            now.lost - first.lost,
+            counts.lost,
         ),
     ):
         yield CounterMetricFamily(f"kvtune_{name}", f"{text}, since kvtune joined", count)

@@ -22,11 +22,12 @@ from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.run.extras import ServerShare
 from kvtune.data.run.funnel import Funnel, Range
 from kvtune.data.run.ranges import Number
-from kvtune.servers.watch.account import MOST_HELD_BYTES, Others
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.blocks import Blocks
+from kvtune.servers.watch.cache import MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named
 from kvtune.servers.watch.events import Received
+from kvtune.servers.watch.others import Others
 from kvtune.servers.watch.watching import Snapshot, Watching
 
 REREAD_S = 10.0
@@ -163,7 +164,7 @@ class Member:
         self.counts = Counter(
             queries=totals.queries,
             hits=totals.hits,
-            open=totals.misses - totals.missed.total(),
+            open=totals.unexplained,
             vague=totals.untold,
             recomputed=totals.recomputed,
             evicted=totals.evicted,
@@ -172,8 +173,10 @@ class Member:
             lost=self.counts["lost"],
             blind=max(blind, self.counts["blind"]),
             still=others.still,
-            **{f"held{n}": count * told for n, count in enumerate(others.held)},
-            **{f"kept{n}": count * told for n, count in enumerate(others.kept)},
+            held0=others.held.least * told,
+            held1=others.held.most * told,
+            kept0=others.kept.least * told,
+            kept1=others.kept.most * told,
             **{f"cause {cause}": tokens for cause, tokens in totals.missed.items()},
         )
         if not self.since and self.history and self.whole and totals.start is not None:
@@ -236,7 +239,8 @@ class Fleet:
             watching = self.watcher(url, named[url])
             others = Others(partial(self.beside, url))
             watching.account.others, watching.alone = others, False
-            watching.totals.events_s = EVENTS_S
+            watching.account.by_content = True
+            watching.totals.heard = EVENTS_S
             self.members[url] = Member(url, watching, others, self.history)
         for member in self.members.values():
             member.watching.account.most_bytes = min(MOST_HELD_BYTES, FLEET_BYTES // len(self.members))

@@ -29,7 +29,7 @@ from kvtune.requests.loads.identity import work_hash
 from kvtune.requests.loads.requests_file import draft, within
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.requests_log import NO_CLASS
-from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.events import Received
 from kvtune.servers.watch.metrics import SERVED
 from kvtune.servers.watch.requests import join
@@ -167,7 +167,7 @@ def run_of(
     answered = join(
         recording.batches if by_events else (),
         rows,
-        Account(last.events.complete) if by_events else None,
+        Cache(last.events.complete) if by_events else None,
         size=unit or recording.watching.block or last.block_size or 1,
         restarts=() if by_events else [life.ended for life in lives[:-1]],
         whole=recording.fresh,

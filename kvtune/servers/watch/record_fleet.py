@@ -21,8 +21,8 @@ from kvtune.data.run.extras import Extras, RecordedFleet, ServerAccount
 from kvtune.data.run.types import Run, Table
 from kvtune.data.tally import Tally
 from kvtune.requests.log.logged import Logged
-from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.blocks import FULL
+from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.events import Stored
 from kvtune.servers.watch.fleet import Fleet, FleetSnapshot
 from kvtune.servers.watch.record import (
@@ -169,7 +169,7 @@ def _joined(recording: FleetRecording, rows: Sequence[Logged]) -> tuple[list[lis
         Served(
             one.batches,
             [row for row, at in zip(rows, places, strict=True) if at == place],
-            Account(one.watching.events.complete) if one.batches else None,
+            Cache(one.watching.events.complete) if one.batches else None,
             one.watching.block or one.watching.last[0].block_size or 1,
             [] if one.batches else [life.ended for life in one.watching.ended],
             one.fresh,

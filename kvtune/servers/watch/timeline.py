@@ -10,7 +10,7 @@ is NaN, never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
@@ -18,6 +18,7 @@ from math import inf, isnan, nan
 import numpy as np
 
 from kvtune.data.run.types import Table, table_of, table_of_rows
+from kvtune.servers.watch.counts import Counts
 from kvtune.servers.watch.metrics import Scrape
 from kvtune.servers.watch.totals import Mark
 
@@ -76,14 +77,15 @@ class Row:
         """Return the misses by cause; those without a cause yet are `computing`."""
         misses: Counter[str] = Counter()
         for before, after in self.marks.values():
-            if before.causes is None or after.causes is None:
-                misses["computing"] += after.misses - before.misses
-            else:
-                misses += after.causes - before.causes
+            causes = after.causes - before.causes
+            misses += causes
+            misses["computing"] += after.counts.misses - before.counts.misses - causes.total()
         return {cause: tokens for cause, tokens in misses.items() if tokens}
 
-    def grown(self, counted: Callable[[Mark], int]) -> int:
-        return sum(counted(after) - counted(before) for before, after in self.marks.values())
+    @property
+    def grown(self) -> Counts:
+        """What the servers counted meanwhile."""
+        return sum((after.counts - before.counts for before, after in self.marks.values()), Counts())
 
 
 @dataclass
@@ -134,8 +136,8 @@ class Timeline:
             "until_s": [row.end - begun for row in rows],
             "lost": [row.lost for row in rows],
             "restarts": [row.restarts for row in rows],
-            "preemptions": [row.grown(lambda mark: mark.preemptions) for row in rows],
-            "evicted_blocks": [row.grown(lambda mark: mark.evicted) for row in rows],
+            "preemptions": [row.grown.preemptions for row in rows],
+            "evicted_blocks": [row.grown.evicted for row in rows],
             **{name: [row.gauges[name] for row in rows] for name in GAUGES},
             **{name: [row.counts[name] for row in rows] for name in (*COUNTED, *DERIVED)},
         }
@@ -186,8 +188,8 @@ def _row(before: tuple[Scrape, Mark, int], after: tuple[Scrape, Mark, int], lost
         now, begun = last.get(series), 0.0 if anew else (first.get(series) or 0.0)
         counts[name] = nan if now is None else max(0.0, now - begun)
     looked_up = last.get("prefix_cache_queries") is not None
-    counts["query_tokens"] = end.queries - begin.queries if looked_up else nan
-    counts["hit_tokens"] = end.hits - begin.hits if looked_up else nan
+    counts["query_tokens"] = end.counts.queries - begin.counts.queries if looked_up else nan
+    counts["hit_tokens"] = end.counts.hits - begin.counts.hits if looked_up else nan
     counts["came"] = (
         counts["answered"] + gauges["running"] + gauges["waiting"] - old["running"] - old["waiting"]
     )

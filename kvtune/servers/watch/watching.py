@@ -21,10 +21,12 @@ from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.show.terminal import one_line
 from kvtune.data.tally import Hits, Tally
 from kvtune.requests.log.token_ids import unpacked
-from kvtune.servers.watch.account import MOST_HELD_BYTES, Account, Divergence
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.cache import MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import TRIED, Hash, Reader, Received
 from kvtune.servers.watch.facts import Facts, Next, ShapeAtHand
+from kvtune.servers.watch.lists import Divergence
 from kvtune.servers.watch.metrics import Between, Scrape, another_server, begun_anew, served
 from kvtune.servers.watch.possible import Possible, possible
 from kvtune.servers.watch.regime import Finding, Limits, finding
@@ -352,7 +354,8 @@ class Watching:
             block=self.block,
             loads_told=self.account.loads_told,
         )
-        self.account.settle(whole=counted.idle or self.totals.computing(counted) == 0)
+        if counted.idle or self.totals.computing(counted) == 0:
+            self.account.settle()
         return replace(counted, tokens=self.account.tokens - self._late, pending=self.account.pending)
 
     def _events(self) -> None:
@@ -398,11 +401,6 @@ class Watching:
         return all(stream.complete for stream in self.reader.streams.values())
 
     @property
-    def first(self) -> Mark | None:
-        """The counts at the first look, or at the first look after the server's last restart."""
-        return self._first.mark if self._first is not None else None
-
-    @property
     def last(self) -> tuple[Scrape, Mark]:
         """The last look's scrape and counts."""
         return self._looks[-1].scrape, self._looks[-1].mark
@@ -420,8 +418,7 @@ class Watching:
     @property
     def block(self) -> int:
         """The tokens of the largest block of which an event came; 0 before."""
-        ranks = self.account.blocks.values()
-        return max((group.block_size for blocks in ranks for group in blocks.groups.values()), default=0)
+        return self.account.block_size
 
     @property
     def match_unit(self) -> int:
@@ -431,7 +428,7 @@ class Watching:
     def begin_lists(self) -> None:
         """Let the lists of prefixes and of differences begin now."""
         self.account.settle()
-        self.account.forget_lists()
+        self.account.lists.clear()
 
     def life(self) -> Life:
         """Return what was counted since the first look, or since the server's last start, up to the last look."""
@@ -448,7 +445,7 @@ class Watching:
             self._since(mark),
             counted("request_success"),
             counted("num_preemptions"),
-            self.totals.evicted - mark.evicted,
+            self.totals.evicted - mark.counts.evicted,
         )
 
     def snapshot(self) -> Snapshot:
@@ -483,7 +480,7 @@ class Watching:
             output_tokens_s=short.rate("generation_tokens"),
             first_token=_times(short, "time_to_first_token_seconds"),
             between_tokens=_times(short, "inter_token_latency_seconds"),
-            evicted_blocks_s=(self.totals.evicted - before.mark.evicted) / short.seconds
+            evicted_blocks_s=(self.totals.evicted - before.mark.counts.evicted) / short.seconds
             if self.reader is not None and short.seconds > 0
             else None,
             evicted_age_s=self.account.median_age_s(last.at - SHORT_S),
@@ -560,8 +557,8 @@ class Watching:
             tally.hit_tokens,
             tally.misses if self._heard() else {},
             seconds=self._looks[-1].scrape.at - mark.at,
-            recomputed=now.recomputed - mark.recomputed,
-            loaded_tokens=now.loaded - mark.loaded,
+            recomputed=now.recomputed - mark.counts.recomputed,
+            loaded_tokens=now.loaded - mark.counts.loaded,
         )
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
@@ -577,7 +574,7 @@ class Watching:
                     longest_tokens=prefix.longest,
                 ),
             )
-            for root, prefix in self.account.prefixes.items()
+            for root, prefix in self.account.lists.prefixes.items()
             if prefix.visits > 1
         ]
         found.sort(key=lambda pair: pair[1].hit_tokens + pair[1].lost_tokens, reverse=True)
@@ -589,7 +586,7 @@ class Watching:
         return self._words(block.tokens[: 4 * WORDS] if block is not None else b"")
 
     def _points(self) -> list[Divergence]:
-        found = sorted(self.account.divergences.values(), key=lambda one: one.new_tokens, reverse=True)
+        found = sorted(self.account.lists.divergences.values(), key=lambda one: one.new_tokens, reverse=True)
         return found[:SHOWN]
 
     def _difference(self, one: Divergence) -> DifferenceText:

@@ -238,12 +238,12 @@ def test_a_prompt_of_two_chunks_is_judged_when_it_is_whole() -> None:
     first, second = chunk([1, 2], None, []), chunk([3, 4], 2)
     account = played([*first], [*second], [gone], [*first], [*second])
     assert account.tokens == {"cold": 512, "evicted": 512}
-    assert account.prefixes[1].visits == 2 and account.prefixes[1].lost_tokens == 512
+    assert account.lists.prefixes[1].visits == 2 and account.lists.prefixes[1].lost_tokens == 512
 
 
 def test_a_request_that_follows_a_short_one_at_once_is_no_chunk_of_it() -> None:
     account = played([stored([1, 2, 3], None)], [stored([4, 5], 3)])
-    assert account.prefixes[1].visits == 2 and account.tokens == {"cold": 20}
+    assert account.lists.prefixes[1].visits == 2 and account.tokens == {"cold": 20}
 
 
 def test_what_is_forgotten_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

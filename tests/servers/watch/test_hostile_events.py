@@ -257,7 +257,7 @@ def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pyte
 def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtune.servers.watch.account.MOST_WALKED", 20)
+    monkeypatch.setattr("kvtune.servers.watch.cache.MOST_WALKED", 20)
     publisher = Publisher(HERE, HERE)
     chain = stored(list(range(10)), None)
     publisher.publish([(0, payload(chain)), (1, payload(*[stored([n], 9) for n in range(20, 24)]))])

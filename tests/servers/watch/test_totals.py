@@ -61,7 +61,43 @@ def test_what_tails_cannot_explain_is_of_requests_that_were_aborted() -> None:
     totals.add(look(0.5, 3_340, prompts=0, answered=0, **more))
     totals.add(look(1.0, 3_340, prompts=340, answered=1, idle=True, **more))
     totals.add(look(1.5, 3_340, prompts=340, answered=1, idle=True, **more))
-    assert totals.missed == Counter(cold=320, tails=31, aborted=2_989)
+    assert totals.missed == Counter(cold=320, tails=20, aborted=3_000)  # 340 tokens are 10 blocks and 20
+
+
+@pytest.mark.parametrize("every_s", [0.1, 0.5, 1.0, 15.0])
+@pytest.mark.parametrize("size", [1_000, 5_000])
+def test_requests_that_break_off_take_no_events_from_later_ones(every_s: float, size: int) -> None:
+    """Three minutes without an idle moment, a prompt a second, each tenth breaks off after 320 tokens."""
+    totals = begun(look(0.0, 0, prompts=0, idle=True, block=16, answered=0))
+    start, marks, whole = totals._marks[0], [], size // 16 * 16
+    counted: Counter[str] = Counter()
+    now = at = 0.0
+    while now < 180:
+        now += 1
+        broken = now % 10 == 0
+        counted.update(queries=size, cold=320 if broken else whole)
+        counted.update({} if broken else {"prompts": size, "answered": 1})
+        while at + every_s <= now:
+            at += every_s
+            known = {name: counted[name] for name in ("prompts", "answered")}
+            marks.append(
+                totals.add(look(at, counted["queries"], block=16, tokens={"cold": counted["cold"]}, **known))
+            )
+            if at >= 60:
+                window = totals.since(next(mark for mark in marks if mark.at >= at - 30))
+                least = 0.9 * (window.query_tokens - 4 * (size - 320))
+                assert window.misses["cold"] >= least, (at, window)
+    for at in (181.0, 196.0):
+        idle = {"idle": True, "prompts": counted["prompts"], "answered": counted["answered"], "block": 16}
+        totals.add(look(at, counted["queries"], tokens={"cold": counted["cold"]}, **idle))
+    tails = counted["prompts"] - counted["answered"] * whole
+    aborted = counted["queries"] - counted["prompts"] - 18 * 320
+    told = totals.since(start).misses
+    assert told.pop("cold") == counted["cold"] and totals.recomputed == 0
+    if every_s <= 1:
+        assert told == {"tails": tails, "aborted": aborted}
+    else:  # of many prompts in one look, only the sum of their lengths is known
+        assert sum(told.values()) == tails + aborted and tails <= told["tails"] <= 15 * counted["answered"]
 
 
 def test_where_a_connector_loads_blocks_hits_are_whole_and_causes_unknown() -> None:
@@ -135,7 +171,8 @@ def test_windows_of_a_recording_call_nothing_a_tail_that_is_being_computed(name:
         queries, hits = sum(len(one.prompt) for one in asked), sum(one.hit for one in asked)
         prompts = sum(len(one.prompt) for one in done)
         idle = len(done) == len(asked)
-        account.settle(whole=idle)
+        if idle:
+            account.settle()
         known = {"tokens": Counter(account.tokens), "pending": account.pending}
         marks.append(totals.add(look(at, queries, hits, prompts=prompts, idle=idle, **known)))
         mark = next(one for one in marks if one.at >= at - 10)

@@ -148,7 +148,9 @@ def test_a_difference_counts_the_whole_prompts_that_have_it(model: str) -> None:
         account.add(one)
     account.settle()
     size = max(group.block_size for group in account.blocks[0].groups.values())
-    rows = sorted((row.times, row.new_tokens) for row in account.divergences.values() if row.position == 19)
+    rows = sorted(
+        (row.times, row.new_tokens) for row in account.lists.divergences.values() if row.position == 19
+    )
     long = [one for one in run.sent if one.kind == "long"]
     stamped = [one for one in run.sent if one.kind == "stamped" and one.life == 0]
     assert [times for times, _ in rows] == [len(long) - 1, len(stamped)]

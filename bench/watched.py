@@ -40,9 +40,9 @@ import zmq
 
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.cache import rare_collections
-from kvtune.servers.watch.fleet import Fleet
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import ASK_S, Watching
+from kvtune.servers.watch.servers import Servers
+from kvtune.servers.watch.watched import ASK_S, Watched
 from tests.servers.watch.played import counters, engine_counters, sources
 
 BLOCK = 16
@@ -253,15 +253,17 @@ def memory_mb() -> float:
 def watch(given: argparse.Namespace, port: int, go: Callable[[], None]) -> None:
     base = f"http://127.0.0.1:{port}"
     urls = [f"{base}/{number}" for number in range(given.servers)]
-    alone = Watching(Server(f"{base}/all"), ask_s=ASK_S)
-    fleet = Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named, ask_s=ASK_S))
+    alone = Watched(Server(f"{base}/all"), ask_s=ASK_S)
+    fleet = Servers(
+        Addresses(urls), lambda url, named, others: Watched(Server(url), named, others, ask_s=ASK_S)
+    )
     watcher = alone if given.watched_as == "ranks" else fleet
     watcher.start()
     go()
     begun = shown = time.monotonic()
     cpu, lags = time.process_time(), []
     while time.monotonic() < begun + given.seconds:
-        members = [alone] if watcher is alone else [member.watching for member in fleet.members.values()]
+        members = [alone] if watcher is alone else [member.watched for member in fleet.members.values()]
         streams = [s for member in members if member.reader for s in member.reader.streams.values()]
         before = [stream.at for stream in streams if stream.at and not given.restart]
         watcher.look()
@@ -289,7 +291,7 @@ def watch_hour(given: argparse.Namespace, port: int, ask: Callable[[int, int], N
     """Watch each minute's requests in `LOOKS` looks; in each minute a server restarts, and another is away."""
     urls = [f"http://127.0.0.1:{port}/{number}" for number in range(given.servers)]
     addresses = Addresses(list(urls))
-    fleet = Fleet(addresses, lambda url, named: Watching(Server(url), named, ask_s=0.0))
+    fleet = Servers(addresses, lambda url, named, others: Watched(Server(url), named, others, ask_s=0.0))
     fleet.start()
     count = max(1, round(60 * given.requests / given.hour / LOOKS))
     batches, cpu = 0, time.process_time()
@@ -301,7 +303,7 @@ def watch_hour(given: argparse.Namespace, port: int, ask: Callable[[int, int], N
             ask(count, minute % given.servers if look == 0 else -1)
             batches += count * (given.servers - 1)
             shot = fleet.look()
-        members = [member.watching for member in fleet.members.values()]
+        members = [member.watched for member in fleet.members.values()]
         accounts = [blocks for member in members for blocks in member.account.blocks.values()]
         streams = [s for member in members if member.reader for s in member.reader.streams.values()]
         used, cpu = time.process_time() - cpu, time.process_time()

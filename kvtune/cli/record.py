@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
     from kvtune.base.clock import Clock
     from kvtune.data.run.types import Run
     from kvtune.requests.log.bodies import Body, Rendered
+    from kvtune.requests.log.logged import Logged
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
-    from kvtune.servers.watch.record import Repeated
-    from kvtune.servers.watch.server import Server
-    from kvtune.servers.watch.watching import Watching
+    from kvtune.servers.watch.others import Others
+    from kvtune.servers.watch.record import Recording
+    from kvtune.servers.watch.watched import Watched
 
 ENOUGH = 3
 """Signals after which the log is no longer read, but left out."""
@@ -86,9 +86,8 @@ def record(query: RecordQuery, lab: Lab) -> int:
     output, part = query.output, query.partial
     if not query.urls and query.urls_file is None:
         raise UsageError("record needs the URL of a running server", "kvtune record http://HOST:PORT -o RUN")
-    servers = Addresses(query.urls or [], query.urls_file, query.events or [])
-    alone = servers.only
-    query.refuse(of="one" if alone else "several")
+    addresses = Addresses(query.urls or [], query.urls_file, query.events or [], listen=query.listen)
+    query.refuse(of="one" if addresses.only else "several")
     kept: list[bool] = []
     """Of each time that the run so far was to be written: whether it was."""
 
@@ -102,12 +101,7 @@ def record(query: RecordQuery, lab: Lab) -> int:
             kept.append(False)
 
     with signals.noted() as signalled, rare_collections():
-        load = query.requests
-        if alone:
-            watching = watching_of(query, alone)
-            run, wrong = recorded_server(watching, lab.clock(), query.seconds, load, signalled, save)
-        else:
-            run, wrong = _recorded_fleet(query, servers, lab.clock(), signalled, save)
+        run, wrong = _recorded(query, addresses, lab.clock(), signalled, save)
         written = _written(run, output, part)
         if any(kept):
             part.unlink(missing_ok=True)
@@ -131,17 +125,14 @@ class OfServer(Protocol):
     def insecure(self) -> bool: ...
 
 
-def watching_of(query: OfServer, url: str, named: Named | None = None, **options: Any) -> Watching:
-    """Return what looks at a server of a query, not yet started. `options`: other arguments of `Watching`."""
+def watched_of(query: OfServer, url: str, named: Named, others: Others | None, **options: Any) -> Watched:
+    """Return what watches a server of a query, not yet started. `options`: other arguments of `Watched`."""
     from kvtune.servers.watch.client import headers_of
-    from kvtune.servers.watch.endpoints import Named
     from kvtune.servers.watch.server import Server
-    from kvtune.servers.watch.watching import Watching
+    from kvtune.servers.watch.watched import Watched
 
-    named = named or Named(
-        query.events or [], query.listen
-    )  # before the server's client, which must be closed
-    return Watching(Server(url, headers_of(query.header or []), query.insecure), named, **options)
+    server = Server(url, headers_of(query.header or []), query.insecure)
+    return Watched(server, named, others, **options)
 
 
 def _written(run: Run, output: Path, partial: Path) -> Path:
@@ -162,114 +153,73 @@ def _written(run: Run, output: Path, partial: Path) -> Path:
     raise KvtuneError(f"{failed.message}{left}", failed.hint)
 
 
-def recorded_server(
-    watching: Watching,
-    clock: Clock,
-    seconds: float,
-    requests: Path | None,
-    signalled: list[str],
-    save: Callable[[Run], None] | None = None,
-) -> tuple[Run, KvtuneError | None]:
-    """Record a server for `seconds` or until a signal. Return the run, and the error if its log could not be used.
-
-    `save` gets the run so far every 5 s.
-    """
-    from kvtune.servers.watch.record import Recording, run_of
-
-    recording = Recording(watching, joins=requests is not None, clock=clock)
-    try:
-        return _recorded(
-            recording,
-            partial(run_of, recording),
-            watching.server,
-            [watching.server.base],
-            seconds,
-            requests,
-            signalled,
-            save,
-        )
-    finally:
-        watching.close()
-
-
-def _recorded_fleet(
+def _recorded(
     query: RecordQuery,
-    servers: Addresses,
+    addresses: Addresses,
     clock: Clock,
     signalled: list[str],
     save: Callable[[Run], None],
 ) -> tuple[Run, KvtuneError | None]:
-    from kvtune.servers.watch.fleet import Fleet
-    from kvtune.servers.watch.record_fleet import FleetRecording, fleet_run_of
+    """Record the servers until the time is over or a signal comes. Return the run, and why its log could not be used.
 
-    def watcher(url: str, named: Named) -> Watching:
-        return watching_of(query, url, named, keep=[] if query.requests is not None else None)
+    `save` gets the run so far every 5 s.
+    """
+    from kvtune.servers.watch.record import Recording
+    from kvtune.servers.watch.servers import Servers
 
-    fleet = Fleet(servers, watcher, history=False)
+    def watcher(url: str, named: Named, others: Others | None) -> Watched:
+        return watched_of(query, url, named, others, keep=[] if query.requests is not None else None)
+
+    servers = Servers(addresses, watcher, history=False)
     try:
-        with signals.interruptible():
-            fleet.start()
-        recording = FleetRecording(fleet, clock)
-        first = next(iter(fleet.members.values())).watching.server
-        make, names = partial(fleet_run_of, recording), list(fleet.members)
-        return _recorded(recording, make, first, names, query.seconds, query.requests, signalled, save)
+        return _recording(Recording(servers, clock), query, signalled, save)
     finally:
-        fleet.close()
+        servers.close()
 
 
-def _recorded(
-    recording: Repeated,
-    make: Callable[..., Run],
-    server: Server,
-    names: Sequence[str],
-    seconds: float,
-    requests: Path | None,
-    signalled: list[str],
-    save: Callable[[Run], None] | None,
+def _recording(
+    recording: Recording, query: RecordQuery, signalled: list[str], save: Callable[[Run], None]
 ) -> tuple[Run, KvtuneError | None]:
-    """Record the servers `names`, and `make` the run. `server`: renders the log's text."""
     from kvtune.data.file_flags import on_the_list
     from kvtune.data.show.terminal import redraw
     from kvtune.requests.log.requests_log import read_log
+    from kvtune.servers.watch.record import run_of
     from kvtune.servers.watch.rendering import ServerRendering
-
-    rendering = ServerRendering(server)
 
     def told(passed: float) -> bool:
         if sys.stderr.isatty():
-            redraw(f"recording: {passed:.0f} of {seconds:.0f} s; Ctrl-C ends it")
+            redraw(f"recording: {passed:.0f} of {query.seconds:.0f} s; Ctrl-C ends it")
         return not signalled
 
     def rendered(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
-        for rendered in rendering.render(bodies):
+        for rendered in ServerRendering(recording.only.watched.server).render(bodies):
             if len(signalled) >= ENOUGH:
                 raise KvtuneError(f"and the rest was not read: {signalled[-1]}")
             yield rendered
 
-    words = ["kvtune", *sys.argv[1:]]
+    def made(log: Path | None = None, rows: Sequence[Logged] = (), *, ended: bool = True) -> Run:
+        return run_of(recording, log, rows, ["kvtune", *sys.argv[1:]], on_the_list, ended=ended)
+
     if not sys.stderr.isatty():
-        print(f"recording {', '.join(names)} for {seconds:.0f} s ..", file=sys.stderr)
+        names = ", ".join(recording.servers.addresses.read())
+        print(f"recording {names} for {query.seconds:.0f} s ..", file=sys.stderr)
     with signals.interruptible():
         recording.start()
     try:
-        recording.run(
-            seconds,
-            told,
-            (lambda: save(make(None, [], words, on_the_list, ended=False))) if save else None,
-        )
+        recording.run(query.seconds, told, lambda: save(made(ended=False)))
     finally:
         if sys.stderr.isatty():
             redraw("")
     if signalled:
         print(f"ended by {'Ctrl-C' if signalled[0] == 'SIGINT' else signalled[0]}", file=sys.stderr)
-    if requests is None:
-        return make(None, [], words, on_the_list), None
+    if query.requests is None:
+        return made(), None
     try:
         rows = []
-        for row in read_log(requests, rendered):
+        for row in read_log(query.requests, rendered):
             if len(signalled) >= ENOUGH:
-                raise KvtuneError(f"the rest of {requests} was not read: {signalled[-1]}")
+                raise KvtuneError(f"the rest of {query.requests} was not read: {signalled[-1]}")
             rows.append(row)
-        return make(requests, rows, words, on_the_list), None
+        return made(query.requests, rows), None
     except KvtuneError as error:  # an unreadable log must not lose the recording
-        return make(None, [], words, on_the_list), error
+        return made(), error

@@ -56,9 +56,9 @@ def schemas() -> dict[str, Schema]:
     from kvtune.reading.report.runs import Runs
     from kvtune.servers.tap.lines import Line
     from kvtune.servers.watch.audit import Audited
-    from kvtune.servers.watch.fleet import FleetSnapshot
     from kvtune.servers.watch.prometheus import Hour
-    from kvtune.servers.watch.watching import Snapshot
+    from kvtune.servers.watch.servers import FleetSnapshot
+    from kvtune.servers.watch.snapshot import Snapshot
 
     (snapshot, fleet, hour, audited, recipe), defined = msgspec.json.schema_components(
         (Snapshot, FleetSnapshot, Hour, Audited, Recipe), ref_template="#/$defs/{name}"

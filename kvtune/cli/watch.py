@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Query, When, option
-from kvtune.cli.record import watching_of
+from kvtune.cli.record import watched_of
 
 if TYPE_CHECKING:
     from kvtune.data.layout.plan import ModelShape
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
-    from kvtune.servers.watch.fleet import Fleet
-    from kvtune.servers.watch.watching import Watching
+    from kvtune.servers.watch.others import Others
+    from kvtune.servers.watch.servers import Servers
+    from kvtune.servers.watch.watched import Watched
 
 
 LOOK_S = 2.0
@@ -148,46 +149,46 @@ def watch(query: WatchQuery) -> int:
         return 0
     if not query.urls and query.urls_file is None:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
-    servers = Addresses(query.urls or [], query.urls_file, query.events or [])
-    alone = servers.only
+    addresses = Addresses(query.urls or [], query.urls_file, query.events or [], listen=query.listen)
     with rare_collections():
-        return _watch(query, servers, alone)
+        return _watch(query, addresses)
 
 
-def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
-    """Watch one server, the URL `alone`, or several."""
-    from kvtune.servers.watch.fleet import Fleet
+def _watch(query: WatchQuery, addresses: Addresses) -> int:
+    """Watch one server, or several."""
+    from kvtune.servers.watch.servers import Servers
 
+    alone = addresses.only
     if query.audit:
         query.refuse(of="one" if alone else "several")
         return _audit(query, alone)
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
     query.refuse(prints="once" if ends else "live", of="one" if alone else "several")
 
-    def watcher() -> Watching | Fleet:
-        return _watching(query, alone) if alone else Fleet(servers, partial(_watching, query))
+    def servers() -> Servers:
+        return Servers(addresses, partial(_watched, query))
 
     if query.metrics is not None:
         from kvtune.servers.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
-        Exporter(watcher, say).run(query.metrics, query.metrics_host)
+        Exporter(servers, say).run(query.metrics, query.metrics_host)
         return 0
-    watching = watcher()
+    watched = servers()
     try:
-        watching.start()
+        watched.start()
         if ends:
-            _look(query, watching)
+            _look(query, watched)
             return 0
         from kvtune.servers.watch.screen import View
 
         print(
             "KV events carry token ids in clear, without authentication. kvtune only reads.", file=sys.stderr
         )
-        View(watching.look, Path.cwd()).run()
+        View(watched.look, Path.cwd()).run()
         return 0
     finally:
-        watching.close()
+        watched.close()
 
 
 def _ask_prometheus(query: WatchQuery) -> None:
@@ -208,27 +209,31 @@ def _ask_prometheus(query: WatchQuery) -> None:
 def _audit(query: WatchQuery, url: str) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.audit import audit_server, document
+    from kvtune.servers.watch.client import headers_of
+    from kvtune.servers.watch.endpoints import Named
+    from kvtune.servers.watch.server import Server
 
-    watching = watching_of(query, url)
+    named = Named(query.events or [], query.listen)  # before the client, which must be closed
+    server = Server(url, headers_of(query.header or []), query.insecure)
     try:
-        seconds = query.seconds or AUDIT_S
-        answer = audit_server(watching.server, watching.named, seconds, query.allow or [])
+        answer = audit_server(server, named, query.seconds or AUDIT_S, query.allow or [])
     finally:
-        watching.close()
+        server.close()
     print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
     return EXIT_FAILED if answer.failed else 0
 
 
-def _watching(query: WatchQuery, url: str, named: Named | None = None) -> Watching:
+def _watched(query: WatchQuery, url: str, named: Named, others: Others | None) -> Watched:
     from kvtune.servers.watch.regime import Limits
-    from kvtune.servers.watch.watching import ASK_S
+    from kvtune.servers.watch.watched import ASK_S
 
     if query.metrics is not None:
-        return watching_of(query, url, named, ask_s=ASK_S)
-    return watching_of(
+        return watched_of(query, url, named, others, ask_s=ASK_S)
+    return watched_of(
         query,
         url,
         named,
+        others,
         with_text=query.with_text,
         ask_s=0.0 if query.asked_once else ASK_S,
         shape_at_hand=shape_at_hand,
@@ -248,14 +253,14 @@ def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
         return None
 
 
-def _look(query: WatchQuery, watching: Watching | Fleet) -> None:
+def _look(query: WatchQuery, servers: Servers) -> None:
     """Look at the servers for a while, and print what it came to."""
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.document import document
 
     end = time.monotonic() + (query.seconds or LOOK_S)
-    shot = watching.look()
+    shot = servers.look()
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(0.5, left))
-        shot = watching.look()
+        shot = servers.look()
     print_answer(shot, document(shot), json=query.json, md=query.md, page=query.page)

@@ -25,7 +25,8 @@ from kvtune.servers.watch.endpoints import Named, Way, sources, way
 from kvtune.servers.watch.events import Asked, Reader, Stream
 from kvtune.servers.watch.export import Exporter
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Snapshot, Watching
+from kvtune.servers.watch.snapshot import Snapshot
+from kvtune.servers.watch.watched import Watched
 from tests.fuzz.mutate import TEXTS, VALUES, bytes_changed, json_changed
 from tests.servers.watch.played import counters
 from tests.servers.watch.recordings import NAMES, recorded
@@ -70,12 +71,12 @@ def _metrics(path: Path) -> None:
     """A look with these metrics between two good ones: the exporter is alive and adds up at the end."""
     good = counters(100, 40).encode()
     said: list[str] = []
-    watching: list[Watching] = []
+    watching: list[Watched] = []
 
-    def new() -> Watching:
+    def new() -> Watched:
         last = counters(300, 90, started=time.time())  # begun after the one that was recorded
         server = Said(metrics=[good, good, path.read_bytes(), last.encode()])
-        watching.append(Watching(server, shape_at_hand=lambda *_: shape_at_hand("tiny-gemma3", False)))
+        watching.append(Watched(server, shape_at_hand=lambda *_: shape_at_hand("tiny-gemma3", False)))
         return watching[-1]
 
     exporter = Exporter(new, said.append)
@@ -174,7 +175,7 @@ def _frames(data: bytes) -> Frames:
 
 
 def _watched(frames: Frames, play: Callable[[Played], None]) -> None:
-    watching = Watching(Said(metrics=[counters(50_000, 400).encode()]))
+    watching = Watched(Said(metrics=[counters(50_000, 400).encode()]))
     reader = Played(frames)
     try:
         watching.start()

@@ -29,6 +29,8 @@ class Addresses:
     file: Path | None = None
     events: Sequence[str] = ()
     lookup: Callable[[str, int], list[str]] = lookup
+    listen: str = ""
+    """Where one server's events are awaited, if it connects to them."""
     problem: str = ""
     """Why the file could not be read again; the servers are those of before."""
     _written: tuple[int, int] = (0, 0)
@@ -61,7 +63,7 @@ class Addresses:
         if twice := next((base for base in bases if bases.count(base) > 1), None):
             raise UsageError(f"{twice} is named twice", "name each server once")
         if len(bases) == 1 and self.file is None:
-            return {bases[0]: Named(self.events)}
+            return {bases[0]: Named(self.events, self.listen)}
         of: dict[str, list[str]] = {base: [] for base in bases}
         for text in self.events:
             url, equals, address = text.rpartition("=")

@@ -23,7 +23,7 @@ from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import GPU, Cleared, Hash, Reader, Received, Removed, Stored, Stream
 from kvtune.servers.watch.metrics import Scrape, begun_anew
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import ANSWERED, named
+from kvtune.servers.watch.watched import ANSWERED, named
 
 LATE_S = 10.0
 """Seconds from which on an event is late."""

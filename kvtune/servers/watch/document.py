@@ -12,9 +12,9 @@ from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column
 from kvtune.data.tally import Tally
-from kvtune.servers.watch.fleet import FleetSnapshot
 from kvtune.servers.watch.regime import Finding
-from kvtune.servers.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
+from kvtune.servers.watch.servers import FleetSnapshot
+from kvtune.servers.watch.snapshot import SPANS, DifferenceText, Period, Snapshot, Times
 
 DASH = "–"
 SORTS: dict[str, Callable[[ServerPrefix], int]] = {

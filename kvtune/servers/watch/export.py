@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.causes import OTHER_REPLICA, PUBLISHED
 from kvtune.servers.watch.counts import Counts
-from kvtune.servers.watch.fleet import Fleet, FleetSnapshot
-from kvtune.servers.watch.watching import Snapshot, Watching
+from kvtune.servers.watch.servers import FleetSnapshot, Servers
+from kvtune.servers.watch.snapshot import Snapshot
 
 LOOK_S = 0.5
 
@@ -35,15 +35,15 @@ def alerts() -> str:
 
 
 class Exporter(Collector):
-    """Looks at the server every `look_s`, and answers scrapes with the newest look. `watching` makes a `Watching`."""
+    """Looks at the servers every `look_s`, and answers scrapes with the newest look. `servers` makes what looks."""
 
     def __init__(
-        self, watching: Callable[[], Watching | Fleet], say: Callable[[str], None], look_s: float = LOOK_S
+        self, servers: Callable[[], Servers], say: Callable[[str], None], look_s: float = LOOK_S
     ) -> None:
-        self._new = watching
+        self._new = servers
         self._look_s = look_s
         self._say = say
-        self._watching: Watching | Fleet | None = None
+        self._servers: Servers | None = None
         self._highest: Counter[str] = Counter()
         """What a fleet's funnel reached: its bounds may fall, and counters do not."""
         self._begun = Counts()
@@ -93,26 +93,26 @@ class Exporter(Collector):
     def _made(self, shot: Snapshot | FleetSnapshot | None) -> list[Metric]:
         if isinstance(shot, FleetSnapshot):
             return list(_of_fleet(shot, self._highest))
-        now = self._watching.totals if isinstance(self._watching, Watching) else Counts()
+        now = self._servers.only.watched.totals if self._servers is not None else Counts()
         return list(_metrics(shot, now - self._begun))
 
     def _look(self) -> Snapshot | FleetSnapshot:
-        if self._watching is not None:
-            return self._watching.look()
+        if self._servers is not None:
+            return self._servers.look()
         made = self._new()
         try:
             made.start()
         except BaseException:
             made.close()
             raise
-        self._watching = made
-        if isinstance(made, Watching):
-            self._begun = made.totals.copied()
+        self._servers = made
+        if made.alone:
+            self._begun = made.only.watched.totals.copied()
         return made.snapshot()
 
     def close(self) -> None:
-        if self._watching is not None:
-            self._watching.close()
+        if self._servers is not None:
+            self._servers.close()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._metrics

@@ -244,6 +244,21 @@ def begun_anew(before: Scrape, after: Scrape) -> bool:
     return any((after.get(name) or 0.0) < (before.get(name) or 0.0) for name in names)
 
 
+def same_life(before: Scrape, between: Scrape, after: Scrape) -> bool:
+    """Whether what answered between two scrapes of a server was that server: its start, and its counters, say so."""
+    if before.started is None or not before.started == between.started == after.started:
+        return False
+    names = (
+        "prompt_tokens",
+        "generation_tokens",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "request_success",
+    )
+    counts = [[scrape.get(name) or 0.0 for name in names] for scrape in (before, between, after)]
+    return all(low <= middle <= high for low, middle, high in zip(*counts, strict=True))
+
+
 SERVED = {
     "steps": "iteration_tokens_total_count",
     "step_tokens": "iteration_tokens_total_sum",

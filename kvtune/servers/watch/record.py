@@ -1,18 +1,19 @@
-"""Records a running server's counters and events as a run (`source = "server"`).
+"""Records running servers' counters and events as a run (`source = "server"`), for `kvtune record`.
 
-In: a `Watching`, and a log of the requests that were sent during the recording. Out: a `Run`, for `kvtune record`.
-With a log each missed token of each request has a cause. Without one only the server's totals are divided by cause.
+In: `Servers`, one or several, and a log of the requests that were sent during the recording. Out: a `Run`. With a log
+each missed token of each request has a cause, and of several servers each session's loss is told: its requests name
+their `replica`, or their session ids are those of the servers' events. Without one only the servers' totals are
+divided by cause.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from msgspec import structs
@@ -21,7 +22,7 @@ from kvtune.base.clock import Clock
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.legal import Value
 from kvtune.data.knobs import CORE, CoreSettings
-from kvtune.data.run.extras import Extras, ServerAccount, ServerPart
+from kvtune.data.run.extras import Extras, RecordedFleet, ServerAccount, ServerPart
 from kvtune.data.run.machine import origin
 from kvtune.data.run.types import CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo, table_of
 from kvtune.data.tally import Tally
@@ -29,12 +30,16 @@ from kvtune.requests.loads.identity import work_hash
 from kvtune.requests.loads.requests_file import draft, within
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.requests_log import NO_CLASS
+from kvtune.servers.watch.blocks import FULL
 from kvtune.servers.watch.cache import Cache
-from kvtune.servers.watch.events import Received
+from kvtune.servers.watch.events import Received, Stored
 from kvtune.servers.watch.metrics import SERVED
-from kvtune.servers.watch.requests import join
-from kvtune.servers.watch.timeline import Timeline
-from kvtune.servers.watch.watching import Life, Snapshot, Watching
+from kvtune.servers.watch.replicas import assigned, funnel_of, regrets
+from kvtune.servers.watch.requests import Answered, Served, join_fleet
+from kvtune.servers.watch.servers import FleetSnapshot, Servers
+from kvtune.servers.watch.snapshot import Snapshot
+from kvtune.servers.watch.timeline import Timeline, side_by_side
+from kvtune.servers.watch.watched import Life, Watched
 
 LOOK_S = 0.5
 SAVE_S = 4.0
@@ -49,23 +54,192 @@ FLAGS = {
     "kv_offloading_size": "kv-offloading-size",
 }
 """Labels of cache_config_info that a replay needs -> the vLLM flags that set them."""
+OF_SHOT = (
+    "running",
+    "waiting",
+    "pool_use",
+    "query_tokens",
+    "hit_tokens",
+    "prompt_tokens",
+    "output_tokens",
+    "preemptions",
+    "evicted_blocks",
+)
+"""Fields of a snapshot that are columns of the table `server`."""
+ADDED = (
+    "recomputed_tokens",
+    "evicted_blocks",
+    "preemptions",
+    "restarts",
+    "resets",
+    "requests",
+    "loaded_tokens",
+    "logged",
+    "reported",
+    "agree",
+)
+"""Fields of a server's account that are sums over servers."""
 
 
 Allowed = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Returns the flags that a run file may hold, and the names of the others."""
 
 
-class Repeated(ABC):
-    """What looks again and again."""
+@dataclass
+class Recorded:
+    """One server of a recording. `longest`: its max_model_len. `resets`: of its cache, before the recording.
 
-    clock: Clock
-    looks: list[Any]
+    `fresh`: it had computed no prompt when it was joined. `last`: its last snapshot. `rows`: of the table `server`.
+    """
 
-    @abstractmethod
-    def start(self) -> None: ...
+    watched: Watched
+    last: Snapshot
+    longest: int
+    resets: int
+    fresh: bool
+    timeline: Timeline = field(default_factory=Timeline)
+    rows: list[list[float]] = field(default_factory=list)
 
-    @abstractmethod
-    def look(self) -> None: ...
+    @classmethod
+    def begin(cls, watched: Watched, shot: Snapshot) -> Recorded:
+        """Begin with a server's first look. Its lists of prefixes and of differences begin now."""
+        watched.begin_lists()
+        fresh = watched.last[0].get("prefix_cache_queries") == 0
+        return cls(watched, shot, watched.server.longest(), watched.account.resets, fresh)
+
+    def keep(self, shot: Snapshot, t_s: float) -> None:
+        self.last = shot
+        self.timeline.add(*self.watched.last, shot.restarts)
+        now = [getattr(shot, name) or 0 for name in OF_SHOT]
+        self.rows.append([t_s, *now, *(shot.served.get(name, 0.0) for name in SERVED)])
+
+    @property
+    def batches(self) -> list[Received]:
+        return self.watched.keep or []
+
+    @property
+    def told(self) -> bool:
+        """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
+        return self.watched.totals.told and not self.watched.match_unit
+
+    @property
+    def heard(self) -> bool:
+        return self.told and self.last.events.state == "on"
+
+    @property
+    def lives(self) -> list[Life]:
+        return [*self.watched.ended, self.watched.life()]
+
+    def served(self, rows: Sequence[Logged]) -> Served:
+        """Return these requests of a log with the server's events, or without where these do not tell causes."""
+        size = self.watched.match_unit or self.watched.block or self.last.block_size or 1
+        if self.batches and self.told and (self.heard or any(row.hit < 0 for row in rows)):
+            return Served(self.batches, rows, Cache(self.last.events.complete), size, (), self.fresh)
+        restarts = [life.ended for life in self.watched.ended]
+        return Served((), rows, None, size, restarts, self.fresh)
+
+    def account(self, begun: float, seconds: float, answered: Sequence[Answered]) -> ServerAccount:
+        """Return its counts since `begun`, with the requests of a log that it answered."""
+        reported = [one for one in answered if self.heard and one.asked.hit >= 0]
+        lives, last = self.lives, self.last
+        return ServerAccount(
+            vllm=last.vllm,
+            seconds=seconds,
+            events=last.events.state,
+            complete=last.events.complete,
+            **structs.asdict(Tally.sum(life.period for life in lives)),
+            recomputed_tokens=sum(life.period.recomputed for life in lives),
+            evicted_blocks=sum(life.evicted_blocks for life in lives),
+            preemptions=sum(life.preemptions for life in lives),
+            restarts=last.restarts,
+            resets=self.watched.account.resets - self.resets,
+            requests=sum(life.requests for life in lives),
+            loaded_tokens=sum(life.period.loaded_tokens for life in lives),
+            parts=[_part(life, begun) for life in lives] if len(lives) > 1 else [],
+            logged=sum(one.tally is not None for one in answered),
+            by_log=not self.told,
+            reported=len(reported),
+            agree=sum(one.exact for one in reported),
+            prefixes=last.prefixes,
+            divergences=last.divergences,
+        )
+
+    def engine(self, allowed: Allowed) -> tuple[EngineInfo, list[str]]:
+        """Return what is known of its engine, and the names of values that a replay does not know."""
+        last, labels = self.last, self.watched.cache
+        blocks = (last.pool_blocks or 0) // max(1, last.engines)
+        pool = {"num_gpu_blocks": str(blocks)} if blocks else {}
+        args, others = allowed(_flags({**labels, **pool}, self.longest))
+        groups = next((each.groups for each in self.watched.account.blocks.values()), {})
+        return EngineInfo(
+            vllm=last.vllm,
+            block_size=last.block_size or 0,
+            num_blocks=blocks,
+            engines=last.engines,
+            max_model_len=self.longest,
+            settings=_settings(labels),
+            args=args,
+            groups=[
+                {"kind": group.kind, "block_size": group.block_size, "sliding_window": group.window}
+                for _, group in sorted(groups.items())
+            ],
+        ), others
+
+
+@dataclass
+class Recording:
+    """The looks at a list of servers, and all event batches, those of the servers' histories included.
+
+    `begun`: when it began; `seconds`: from then to the last look, which saw `shot`. `lost`: the error of a look after
+    it, or "". `timeline`: of all servers, look by look.
+    """
+
+    servers: Servers
+    clock: Clock = field(default_factory=Clock)
+    each: dict[str, Recorded] = field(default_factory=dict)
+    shot: Snapshot | FleetSnapshot | None = None
+    begun: float = 0.0
+    seconds: float = 0.0
+    lost: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
+
+    @property
+    def only(self) -> Recorded:
+        """The first server; the only one of a list of one."""
+        return next(iter(self.each.values()))
+
+    def start(self) -> None:
+        """Read the servers' histories of events, and look for the first time."""
+        self.servers.start()
+        self.begun = time.time()
+        self._keep(self.servers.look())
+
+    def look(self) -> None:
+        """Look once more. A look that fails is lost, and the recording goes on."""
+        try:
+            shot = self.servers.look()
+        except KvtuneError as error:
+            self.lost = error.message
+            for recorded in self.each.values():
+                recorded.timeline.lose()
+            return
+        self.lost = ""
+        self._keep(shot)
+
+    def _keep(self, shot: Snapshot | FleetSnapshot) -> None:
+        before, self.shot, self.seconds = self.seconds, shot, shot.at - self.begun
+        for url, member in self.servers.members.items():
+            if member.shot is None:
+                continue
+            if url not in self.each:
+                self.each[url] = Recorded.begin(member.watched, member.shot)
+            if member.down_since is None:
+                self.each[url].keep(member.shot, self.seconds)
+            else:
+                self.each[url].timeline.lose()
+        rows = {url: self.each[url].timeline.newest for url in self.servers.members if url in self.each}
+        if came := {url: row for url, row in rows.items() if row is not None}:
+            self.timeline.keep(side_by_side(came, self.begun + before, self.begun + self.seconds))
 
     def run(
         self, seconds: float, goes_on: Callable[[float], bool], save: Callable[[], None] | None = None
@@ -74,7 +248,7 @@ class Repeated(ABC):
 
         `save` is called every 5 s, to keep what was seen so far.
         """
-        if not self.looks:
+        if not self.each:
             self.start()
         begun, due = self.clock.now(), 0.0
         while (passed := self.clock.now() - begun) < seconds and goes_on(passed):
@@ -83,60 +257,6 @@ class Repeated(ABC):
                 due = self.clock.now() - begun + SAVE_S
             self.clock.sleep(min(LOOK_S, max(0.0, seconds - passed)))
             self.look()
-
-
-@dataclass
-class Recording(Repeated):
-    """The looks, each with its seconds since `begun`, and all event batches, those of the server's history included.
-
-    `lost`: the error of the last look, or "". `longest`: the server's max_model_len.
-    """
-
-    watching: Watching
-    joins: bool = True
-    """Whether the batches are kept, to join a log with them."""
-    batches: list[Received] = field(default_factory=list)
-    looks: list[tuple[float, Snapshot]] = field(default_factory=list)
-    begun: float = 0.0
-    lost: str = ""
-    longest: int = 0
-    resets: int = 0
-    """How often the cache had been reset before."""
-    fresh: bool = False
-    """Whether the server had computed no prompt when it began."""
-    timeline: Timeline = field(default_factory=Timeline)
-    clock: Clock = field(default_factory=Clock)
-
-    def start(self) -> None:
-        """Read the server's history of events, and look for the first time."""
-        self.watching.keep = self.batches if self.joins else None
-        self.watching.start()
-        self.take(time.time(), self.watching.look())
-
-    def take(self, begun: float, shot: Snapshot) -> None:
-        """Begin with the first look's snapshot."""
-        self.longest = self.watching.server.longest()
-        self.begun = begun
-        self.keep(shot)
-        self.watching.begin_lists()
-        self.resets = self.watching.account.resets
-        self.fresh = self.watching.last[0].get("prefix_cache_queries") == 0
-
-    def look(self) -> None:
-        """Look once more. A look that fails is lost, and the recording goes on."""
-        try:
-            self.keep(self.watching.look())
-            self.lost = ""
-        except KvtuneError as error:
-            self.lost = error.message
-            self.timeline.lose()
-
-    def keep(self, shot: Snapshot) -> None:
-        self.timeline.add(*self.watching.last, shot.restarts)
-        if self.looks:  # only the last look's lists are of use, and hours of them would fill the memory
-            at, before = self.looks[-1]
-            self.looks[-1] = (at, structs.replace(before, prefixes=[], divergences=[], notes=[]))
-        self.looks.append((shot.at - self.begun, shot))
 
 
 def run_of(
@@ -151,102 +271,144 @@ def run_of(
     """Make the run. `logged`: the log's requests; those not sent and answered during the recording are left out.
 
     `ended`: whether the recording is over. `allowed` returns the flags that a run file may hold, and the names of the
-    others: labels are the server's words.
+    others: labels are the server's words. The engine of several servers is the first one's.
     """
-    last = recording.looks[-1][1]
-    begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
-    kept_until = recording.watching.kept_until
-    rows = within_recording(log, logged, begun, end if kept_until is None else min(end, kept_until))
-    lives = [*recording.watching.ended, recording.watching.life()]
-    loaded = sum(life.period.loaded_tokens for life in lives)
-    unit, told = recording.watching.match_unit, recording.watching.totals.told
-    heard = last.events.state == "on" and told and not unit
-    by_events = bool(recording.batches) and (
-        heard or not (not told or unit or all(row.hit >= 0 for row in rows))
-    )
-    answered = join(
-        recording.batches if by_events else (),
-        rows,
-        Cache(last.events.complete) if by_events else None,
-        size=unit or recording.watching.block or last.block_size or 1,
-        restarts=() if by_events else [life.ended for life in lives[:-1]],
-        whole=recording.fresh,
-    )
-    by_line = {one.asked.line: one.tally for one in answered if one.tally is not None}
-    reported = [one for one in answered if heard and one.asked.hit >= 0]
-    server = ServerAccount(
-        vllm=last.vllm,
-        seconds=end - recording.begun,
-        events=last.events.state,
-        complete=last.events.complete,
-        **structs.asdict(Tally.sum(life.period for life in lives)),
-        recomputed_tokens=sum(life.period.recomputed for life in lives),
-        evicted_blocks=sum(life.evicted_blocks for life in lives),
-        preemptions=sum(life.preemptions for life in lives),
-        restarts=last.restarts,
-        resets=recording.watching.account.resets - recording.resets,
-        requests=sum(life.requests for life in lives),
-        loaded_tokens=loaded,
-        parts=[_part(life, recording.begun) for life in lives] if len(lives) > 1 else [],
-        logged=len(by_line),
-        by_log=bool(not told or unit),
-        reported=len(reported),
-        agree=sum(one.exact for one in reported),
-        prefixes=last.prefixes,
-        divergences=last.divergences,
-    )
-    notes = [*last.notes]
-    if recording.lost:
-        notes.append(f"the server could not be reached at the end: {recording.lost}")
-    if kept_until is not None and rows:
-        notes.append(
-            f"the log is joined up to {kept_until - recording.begun:.0f} s: later events did not fit in memory"
-        )
-    if server.reported != server.agree:
-        notes.append(
-            f"kvtune's account of {server.reported - server.agree} of {server.reported} requests differs from what the "
-            "server reported: their hits are the server's, their causes what the log alone tells"
-        )
-    labels = recording.watching.cache
-    blocks = (last.pool_blocks or 0) // max(1, last.engines)
-    pool = {"num_gpu_blocks": str(blocks)} if blocks else {}
-    args, others = allowed(_flags({**labels, **pool}, recording.longest))
-    if others:
-        notes.append(
-            f"values of the server for {', '.join(others)} are not taken: a replay does not know them"
-        )
+    each, shot = list(recording.each.values()), recording.shot
+    assert shot is not None
+    begun, end = round(recording.begun, 3), round(recording.begun + recording.seconds, 3)
+    kept = [one.watched.kept_until for one in each if one.watched.kept_until is not None]
+    rows, places, left = _placed(recording, within_recording(log, logged, begun, min([end, *kept])), log)
+    own = [[row for row, at in zip(rows, places, strict=True) if at == n] for n in range(len(each))]
+    answered = join_fleet([one.served(rows) for one, rows in zip(each, own, strict=True)])
+    by_line = {one.asked.line: one.tally for rows in answered for one in rows if one.tally is not None}
+    since, wall_s = recording.begun, end - recording.begun
+    accounts = [one.account(since, wall_s, rows) for one, rows in zip(each, answered, strict=True)]
+    server, (engine, _) = accounts[0], each[0].engine(allowed)
+    said = [
+        _notes(one, recording, account, allowed, bool(rows))
+        for one, account in zip(each, accounts, strict=True)
+    ]
+    notes = said[0]
+    if isinstance(shot, FleetSnapshot):
+        server = _added(accounts, _fleet(recording, shot, answered))
+        engine = structs.replace(engine, engines=sum(one.last.engines for one in each))
+        named = zip(recording.each, said, strict=True)
+        notes = [*shot.notes, *(f"{url}: {note}" for url, notes in named for note in notes)]
+    if left:
+        notes.append(f"{left} requests of the log name no server that was recorded: they are left out")
     header = Header(
         **origin(command, recording.lost if ended else "the recording was killed"),
         source="server",
-        started_at=datetime.datetime.fromtimestamp(recording.begun, datetime.UTC).isoformat(
-            timespec="seconds"
-        ),
-        model=last.model,
+        started_at=datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(timespec="seconds"),
+        model=shot.model,
         workload=describe_load(log, rows, begun, end),
-        core=_core(recording.watching.core),
-        engine=EngineInfo(
-            vllm=last.vllm,
-            block_size=last.block_size or 0,
-            num_blocks=blocks,
-            engines=last.engines,
-            max_model_len=recording.longest,
-            settings=_settings(labels),
-            args=args,
-            groups=[
-                {"kind": group.kind, "block_size": group.block_size, "sliding_window": group.window}
-                for blocks in list(recording.watching.account.blocks.values())[:1]
-                for _, group in sorted(blocks.groups.items())
-            ],
-        ),
+        core=_core(each[0].watched.core),
+        engine=engine,
         valid=Validity(timings=True, why=""),
-        wall_s=end - recording.begun,
+        wall_s=wall_s,
         notes=notes,
         extra=Extras(server=server, misses=Tally.sum(by_line.values()).misses),
     )
-    tables = {"server": _looks(recording), **recording.timeline.tables(recording.begun)}
+    tables: dict[str, Table] = recording.timeline.tables(since)
+    if not isinstance(shot, FleetSnapshot):
+        columns = zip(("t_s", *OF_SHOT, *SERVED), zip(*each[0].rows, strict=True), strict=True)
+        tables["server"] = table_of("server", {name: np.array(values) for name, values in columns})
     if rows:
-        tables["requests"] = requests_table(rows, by_line, recording.begun)
+        tables["requests"] = requests_table(rows, by_line, since)
+    if rows and isinstance(shot, FleetSnapshot):
+        tables["requests"]["engine"] = np.array(places)
     return Run(header, tables)
+
+
+def _notes(
+    recorded: Recorded, recording: Recording, account: ServerAccount, allowed: Allowed, joined: bool
+) -> list[str]:
+    notes, kept_until = [*recorded.last.notes], recorded.watched.kept_until
+    if recording.lost:
+        notes.append(f"the server could not be reached at the end: {recording.lost}")
+    if kept_until is not None and joined:
+        notes.append(
+            f"the log is joined up to {kept_until - recording.begun:.0f} s: later events did not fit in memory"
+        )
+    if account.reported != account.agree:
+        notes.append(
+            f"kvtune's account of {account.reported - account.agree} of {account.reported} requests differs from what "
+            "the server reported: their hits are the server's, their causes what the log alone tells"
+        )
+    if others := recorded.engine(allowed)[1]:
+        notes.append(
+            f"values of the server for {', '.join(others)} are not taken: a replay does not know them"
+        )
+    return notes
+
+
+def _placed(
+    recording: Recording, rows: Sequence[Logged], log: Path | None
+) -> tuple[list[Logged], list[int], int]:
+    """Return the rows whose server is known, which one it is of each, and how many others there are."""
+    if not isinstance(recording.shot, FleetSnapshot):
+        return [*rows], [0] * len(rows), 0
+    urls = list(recording.each)
+    stored = [
+        {
+            event.session_id or ""
+            for got in one.batches
+            for event in got.batch.events
+            if isinstance(event, Stored)
+        }
+        for one in recording.each.values()
+    ]
+    names = [{url, urlsplit(url).netloc, str(n)} for n, url in enumerate(urls)]
+    places = assigned(rows, stored, names)
+    known = [(row, place) for row, place in zip(rows, places, strict=True) if place >= 0]
+    if rows and not known:
+        raise UsageError(
+            f"{log} does not say which server served its requests",
+            f"give each line its `replica`, such as {urls[0]}, or a session_id that the server sees",
+        )
+    return [row for row, _ in known], [place for _, place in known], len(rows) - len(known)
+
+
+def _added(accounts: Sequence[ServerAccount], fleet: RecordedFleet) -> ServerAccount:
+    """Return the account of several servers."""
+    return ServerAccount(
+        **structs.asdict(Tally.sum(accounts)),
+        **{name: sum(getattr(one, name) for one in accounts) for name in ADDED},
+        vllm=", ".join(sorted({one.vllm for one in accounts})),
+        seconds=accounts[0].seconds,
+        events="on" if all(one.events == "on" for one in accounts) else "off",
+        complete=all(one.complete for one in accounts),
+        fleet=fleet,
+    )
+
+
+def _fleet(
+    recording: Recording, shot: FleetSnapshot, answered: Sequence[Sequence[Answered]]
+) -> RecordedFleet:
+    known = [one for own in answered for one in own]
+    compared = [member for member in recording.servers.members.values() if member.model == shot.model]
+    blocks, size = _pools([one.watched for one in recording.each.values()])
+    logged = funnel_of(
+        known,
+        blocks,
+        size,
+        whole=all(member.whole and member.told for member in compared),
+        remembered=not any(member.watched.account.forgotten for member in compared),
+    )
+    return RecordedFleet(
+        servers=shot.servers, funnel=shot.fleet, logged=logged if known else None, sessions=regrets(known)
+    )
+
+
+def _pools(servers: Sequence[Watched]) -> tuple[int, int]:
+    """Return the blocks of all pools, and their size; 0 where one LRU cache of them has no meaning."""
+    ranks = [blocks for one in servers for blocks in one.account.blocks.values()]
+    groups = {group for blocks in ranks for group in blocks.groups.values()}
+    if len(groups) != 1 or any(group.kind != FULL or group.window for group in groups):
+        return 0, 0
+    scrapes = [one.last[0] for one in servers]
+    blocks = sum((scrape.blocks or 0) - scrape.engines for scrape in scrapes)  # each engine keeps one back
+    return max(0, blocks), next(iter(groups)).block_size
 
 
 def _core(settings: Mapping[str, Value] | None) -> CoreInfo:
@@ -348,21 +510,3 @@ def requests_table(rows: Sequence[Logged], by_line: Mapping[int, Tally], begun: 
         "finish": np.array(["length"] * count),
     }
     return table_of("requests", columns)
-
-
-def _looks(recording: Recording) -> Table:
-    shots = recording.looks
-    columns = {
-        "t_s": np.array([t_s for t_s, _ in shots]),
-        "running": np.array([shot.running or 0 for _, shot in shots]),
-        "waiting": np.array([shot.waiting or 0 for _, shot in shots]),
-        "pool_use": np.array([shot.pool_use or 0.0 for _, shot in shots]),
-        "query_tokens": np.array([shot.query_tokens for _, shot in shots]),
-        "hit_tokens": np.array([shot.hit_tokens for _, shot in shots]),
-        "prompt_tokens": np.array([shot.prompt_tokens for _, shot in shots]),
-        "output_tokens": np.array([shot.output_tokens for _, shot in shots]),
-        "preemptions": np.array([shot.preemptions or 0 for _, shot in shots]),
-        "evicted_blocks": np.array([shot.evicted_blocks for _, shot in shots]),
-        **{column: np.array([shot.served.get(column, 0.0) for _, shot in shots]) for column in SERVED},
-    }
-    return table_of("server", columns)

@@ -20,8 +20,8 @@ from kvtune.data.show.parts import Document
 from kvtune.data.show.screen import document_lines
 from kvtune.data.show.terminal import folded, printable
 from kvtune.servers.watch.document import SORTS, document
-from kvtune.servers.watch.fleet import FleetSnapshot
-from kvtune.servers.watch.watching import Snapshot, down
+from kvtune.servers.watch.servers import FleetSnapshot
+from kvtune.servers.watch.snapshot import Snapshot, down
 
 REFRESH_S = 0.5
 KEYS = "q quit   p pause   s sort   w write a snapshot   ? help"

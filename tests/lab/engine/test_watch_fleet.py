@@ -14,8 +14,8 @@ import pytest
 from kvtune.data.run.funnel import Range
 from kvtune.requests.log.logged import Logged
 from kvtune.servers.watch.addresses import Addresses
-from kvtune.servers.watch.fleet import SILENT_S, Fleet, FleetSnapshot
 from kvtune.servers.watch.replicas import funnel_of
+from kvtune.servers.watch.servers import SILENT_S, FleetSnapshot, Servers
 from tests.lab.engine.test_watch import stock
 from tests.servers.watch.fleet_load import ROUTERS, Client, recording_of, watched
 from tests.servers.watch.played import http, until
@@ -24,13 +24,13 @@ from tests.servers.watch.relays import relayed
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
 
-def settled(group: Fleet) -> FleetSnapshot:
+def settled(group: Servers) -> FleetSnapshot:
     time.sleep(2)
     until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
     return group.look()
 
 
-def held(group: Fleet, shot: FleetSnapshot, rows: Sequence[Logged]) -> None:
+def held(group: Servers, shot: FleetSnapshot, rows: Sequence[Logged]) -> None:
     """By events alone the truth is in the ranges, and with the log the funnel is the truth."""
     made = recording_of(group, rows)
     truth, judged, alone = made.truth(), made.judged(), shot.fleet
@@ -51,7 +51,7 @@ def held(group: Fleet, shot: FleetSnapshot, rows: Sequence[Logged]) -> None:
 def test_what_routers_lose_is_as_usage_and_brute_force_say(tmp_path: Path, model: str, count: int) -> None:
     with ExitStack() as stack:
         bases = [stack.enter_context(stock(tmp_path, model)) for _ in range(count)]
-        group = Fleet(Addresses(bases), watched)
+        group = Servers(Addresses(bases), watched)
         stack.callback(group.close)
         group.start()
         client = Client(model, bases)
@@ -68,7 +68,7 @@ def test_servers_that_die_start_anew_and_come_with_other_blocks(tmp_path: Path) 
         dying = ExitStack()
         bases[1] = dying.enter_context(stock(tmp_path, model))
         file.write_text("\n".join(bases))
-        group = Fleet(Addresses([], file), watched)
+        group = Servers(Addresses([], file), watched)
         stack.callback(group.close)
         group.start()
         client = Client(model, bases, sessions=5)
@@ -100,7 +100,7 @@ def test_a_server_whose_events_stop_is_named_with_the_time_and_counted_again_onc
         bases = [stack.enter_context(stock(tmp_path, model)) for _ in range(2)]
         answers, relays = stack.enter_context(relayed(bases[1]))
         urls = [bases[0], stack.enter_context(http(answers))]
-        group = Fleet(Addresses(urls), watched)
+        group = Servers(Addresses(urls), watched)
         stack.callback(group.close)
         group.start()
         client = Client(model, bases, sessions=6)
@@ -130,7 +130,7 @@ def test_a_server_whose_events_stop_is_named_with_the_time_and_counted_again_onc
             assert gap is not None and before - SILENT_S < gap < before + 1  # the last batch came then
             assert shots[-1][0].servers[0].why == ""
             start()
-            reader = group.members[urls[1]].watching.reader
+            reader = group.members[urls[1]].watched.reader
             assert reader is not None
             until(lambda reader=reader: bool(group.look()) and reader.streams[0].connected)
             ask(4)  # a batch after the gap: the reader asks for those before it

@@ -22,11 +22,12 @@ from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.endpoints import Named
 from kvtune.servers.watch.events import Batch, Received, decoded
-from kvtune.servers.watch.fleet import Fleet
+from kvtune.servers.watch.others import Others
 from kvtune.servers.watch.replicas import funnel_of
 from kvtune.servers.watch.requests import Answered, Served, join_fleet
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.servers import Servers
+from kvtune.servers.watch.watched import Watched
 from tests.servers.watch.fleets import Asked, Truth, truth
 
 ROUTERS: dict[str, Callable[[int, int, int], int]] = {
@@ -118,12 +119,12 @@ def recorded(path: Path) -> Recorded:
     return Recorded(batches, found["sizes"], [Logged(**row) for row in found["rows"]], found["blocks"])
 
 
-def watched(url: str, named: Named) -> Watching:
-    return Watching(Server(url), named, keep=[])
+def watched(url: str, named: Named, others: Others | None) -> Watched:
+    return Watched(Server(url), named, others, keep=[])
 
 
-def recording_of(group: Fleet, rows: Sequence[Logged]) -> Recorded:
-    watchings = {url: member.watching for url, member in group.members.items()}
+def recording_of(group: Servers, rows: Sequence[Logged]) -> Recorded:
+    watchings = {url: member.watched for url, member in group.members.items()}
     return Recorded(
         {url: [got.batch for got in one.keep or []] for url, one in watchings.items()},
         {url: one.last[0].block_size or 0 for url, one in watchings.items()},
@@ -133,7 +134,7 @@ def recording_of(group: Fleet, rows: Sequence[Logged]) -> Recorded:
 
 
 def main(out: str, model: str, *bases: str) -> None:
-    group = Fleet(Addresses(bases), watched)
+    group = Servers(Addresses(bases), watched)
     group.start()
     client = Client(model, bases)
     for router in ROUTERS:

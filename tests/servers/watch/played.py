@@ -15,10 +15,13 @@ from typing import Any
 
 import zmq
 
+from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.endpoints import Source
 from kvtune.servers.watch.record import Recording
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Snapshot, Watching
+from kvtune.servers.watch.servers import Servers
+from kvtune.servers.watch.snapshot import Snapshot
+from kvtune.servers.watch.watched import Watched
 
 HERE = "tcp://127.0.0.1:*"
 """A port of this machine that zmq chooses."""
@@ -177,10 +180,10 @@ def published(metrics: str = "", *, history: bool = True) -> tuple[Publisher, An
 
 
 @contextmanager
-def started(answers: Answers, **how: Any) -> Iterator[Watching]:
+def started(answers: Answers, **how: Any) -> Iterator[Watched]:
     """A watch of a server with these answers, which has started."""
     with http(answers) as base:
-        made = Watching(Server(base), **how)
+        made = Watched(Server(base), **how)
         try:
             made.start()
             yield made
@@ -193,17 +196,24 @@ def first_look(answers: Answers) -> Snapshot:
         return made.look()
 
 
+def alone(base: str, **how: Any) -> Servers:
+    """A list of one server, not yet started."""
+    return Servers(
+        Addresses([base]), lambda url, named, others: Watched(Server(url), named, others, **how), False
+    )
+
+
 @contextmanager
 def recorder(answers: Answers, *, ran_s: float = 0.0, **how: Any) -> Iterator[Recording]:
     """A recording of a server with these answers, which ran for `ran_s`; 0: it has not started."""
     with http(answers) as base:
-        made = Recording(Watching(Server(base), **how))
+        made = Recording(alone(base, keep=[], **how))
         try:
             if ran_s:
                 made.run(ran_s, lambda _: True)
             yield made
         finally:
-            made.watching.close()
+            made.servers.close()
 
 
 @dataclass

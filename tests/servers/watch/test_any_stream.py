@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.servers.watch.metrics import Scrape
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.watched import Watched
 from tests.choice import drawn
 from tests.servers.watch.played import Unconnected
 
@@ -153,7 +153,7 @@ OTHER = st.tuples(st.sampled_from(["look", "look", "reset", "restart", "lose"]))
 @given(st.integers(8, 16), st.lists(st.one_of(ASK, ASK, ASK, OTHER), max_size=25))
 def test_causes_and_hits_add_up_nothing_falls_and_complete_is_true(pool: int, steps: list[Any]) -> None:
     server = Server(pool)
-    watching = Watching(server)  # type: ignore[arg-type]
+    watching = Watched(server)  # type: ignore[arg-type]
     watching.reader = server  # type: ignore[assignment]
     before: list[Counter[str]] = []
 
@@ -210,7 +210,7 @@ def test_causes_and_hits_add_up_nothing_falls_and_complete_is_true(pool: int, st
 def test_a_prompt_is_never_said_to_be_computed_before_it_is(blocks: int) -> None:
     """A look of 1 s after each step: the longest prompt takes 100 s, and nothing of it ever waits in vain."""
     server = Server(blocks + 20)
-    watching = Watching(server)  # type: ignore[arg-type]
+    watching = Watched(server)  # type: ignore[arg-type]
     watching.reader = server  # type: ignore[assignment]
     watching.look()
     shots = []

@@ -26,11 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.export import Exporter, alerts, board
-from kvtune.servers.watch.fleet import Fleet
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.servers import Servers
+from kvtune.servers.watch.watched import Watched
 from tests.servers.watch.fleets import drawn, fleet, play
-from tests.servers.watch.played import Answers, counters, http, published, until
+from tests.servers.watch.played import Answers, alone, counters, http, published, until
 from tests.servers.watch.recordings import recorded
 from tests.simulator import run
 
@@ -43,7 +43,7 @@ class Scraped:
     def __init__(self, base: str, settle: float = 10.0) -> None:
         self.said: list[str] = []
         self.stop = threading.Event()
-        exporter = Exporter(lambda: Watching(Server(base), settle=settle), self.said.append, 0.02)
+        exporter = Exporter(lambda: alone(base, settle=settle), self.said.append, 0.02)
         self.thread = threading.Thread(target=exporter.run, args=(0,), kwargs={"stop": self.stop})
 
     def __enter__(self) -> Scraped:
@@ -185,7 +185,8 @@ def queries() -> list[str]:
 def exported(urls: list[str]) -> Iterator[tuple[Exporter, CollectorRegistry]]:
     """The metrics of a fleet, which was looked at twice."""
     exporter = Exporter(
-        lambda: Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named)), print
+        lambda: Servers(Addresses(urls), lambda url, named, others: Watched(Server(url), named, others)),
+        print,
     )
     with contextlib.closing(exporter):
         exporter.look()

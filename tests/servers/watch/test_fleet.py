@@ -25,13 +25,14 @@ from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.endpoints import Named
 from kvtune.servers.watch.events import Stored
-from kvtune.servers.watch.fleet import Fleet, FleetSnapshot
-from kvtune.servers.watch.record_fleet import FleetRecording, fleet_run_of
+from kvtune.servers.watch.others import Others
+from kvtune.servers.watch.record import Recording, run_of
 from kvtune.servers.watch.replicas import funnel_of, regrets
 from kvtune.servers.watch.requests import Served, join_fleet
 from kvtune.servers.watch.screen import lines
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.servers import FleetSnapshot, Servers
+from kvtune.servers.watch.watched import Watched
 from tests.choice import first_of
 from tests.servers.watch import fleet_load
 from tests.servers.watch.fleets import Drawn, Playing, Truth, drawn, fleet, play, playing_of
@@ -47,23 +48,23 @@ ROUTES = {
 }
 
 
-def watcher(url: str, named: Named) -> Watching:
-    return Watching(Server(url), named)
+def watcher(url: str, named: Named, others: Others | None) -> Watched:
+    return Watched(Server(url), named, others)
 
 
 @contextmanager
-def watched(addresses: Addresses) -> Iterator[Fleet]:
-    with closing(Fleet(addresses, watcher)) as group:
+def watched(addresses: Addresses) -> Iterator[Servers]:
+    with closing(Servers(addresses, watcher)) as group:
         group.start()
         yield group
 
 
-def settled(group: Fleet, made: Drawn) -> FleetSnapshot:
+def settled(group: Servers, made: Drawn) -> FleetSnapshot:
     """Look once all that the servers published has come: what comes 0.1 s after later events is counted late."""
     total = [len(server.batches) for server in made.servers]
 
     def came() -> bool:
-        readers = [member.watching.reader for member in group.members.values()]
+        readers = [member.watched.reader for member in group.members.values()]
         return [reader.streams[0].last + 1 if reader else 0 for reader in readers] == total
 
     until(came)
@@ -180,7 +181,7 @@ def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> Non
             assert anew.servers[0].query_tokens == after.servers[0].query_tokens + 40
             assert anew.servers[0].requests == after.servers[0].requests + 1
             assert (
-                sum(blocks.held() for blocks in group.members[urls[1]].watching.account.blocks.values()) == 0
+                sum(blocks.held() for blocks in group.members[urls[1]].watched.account.blocks.values()) == 0
             )
             # The third dies.
             playing[2].answers.paths["/metrics"] = (500, "")
@@ -190,12 +191,12 @@ def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> Non
 
 
 def test_what_was_forgotten_is_said_and_widens_what_all_had_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.servers.watch.fleet.FLEET_BYTES", 1)
+    monkeypatch.setattr("kvtune.servers.watch.servers.FLEET_BYTES", 1)
     made = drawn(5, ROUTES["round robin"], capacity=60, requests=150)
     with fleet(made) as (playing, urls), watched(Addresses(urls)) as group:
         for place, one in enumerate(playing):
             one.publish(made.servers[place].batches[:20])
-        until(lambda: all(member.watching.reader.streams[0].last == 19 for member in group.members.values()))
+        until(lambda: all(member.watched.reader.streams[0].last == 19 for member in group.members.values()))
         group.look()
         for place, one in enumerate(playing):
             one.publish(made.servers[place].batches[20:])
@@ -208,14 +209,14 @@ def test_what_was_forgotten_is_said_and_widens_what_all_had_kept(monkeypatch: py
 def test_a_server_whose_events_stop_or_have_a_gap_is_named_with_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtune.servers.watch.fleet.SILENT_S", 0.2)
+    monkeypatch.setattr("kvtune.servers.watch.servers.SILENT_S", 0.2)
     made = drawn(9, ROUTES["round robin"], begin=time.time())
     with fleet(made) as (playing, urls), watched(Addresses(urls)) as group:
         playing[1].publisher.dropped = {3}
         for place, one in enumerate(playing):
             one.publish(made.servers[place].batches[: 4 if place == 2 else 1000])
         playing[1].publisher.sent.clear()
-        until(lambda: group.members[urls[2]].watching.reader.streams[0].last == 3)
+        until(lambda: group.members[urls[2]].watched.reader.streams[0].last == 3)
         playing[0].count(*made.asked(0))
         playing[1].count(*made.asked(1))
         group.look()
@@ -356,18 +357,16 @@ def recorded_run(made: Drawn, log: Path, rows: Callable[[list[str]], list[Logged
     with fleet(made) as (playing, urls):
         logged = rows(urls)
         log.write_text("".join(json.dumps(line_of(row)) + "\n" for row in logged))
-        with closing(Fleet(Addresses(urls), fleet_load.watched, history=False)) as group:
-            recording = FleetRecording(group)
+        with closing(Servers(Addresses(urls), fleet_load.watched, history=False)) as group:
+            recording = Recording(group)
             group.start()
             recording.run(0.1, lambda _: True)
             play(made, playing)
             settled(group, made)
             recording.look()
             recording.begun = made.sent[0][1].t0 - 1
-            for one in recording.each.values():
-                one.begun = recording.begun
-            recording.looks[-1] = (made.sent[-1][1].t1 + 1 - recording.begun, recording.looks[-1][1])
-            return fleet_run_of(recording, log, logged, ["kvtune", "record"], on_the_list)
+            recording.seconds = made.sent[-1][1].t1 + 1 - recording.begun
+            return run_of(recording, log, logged, ["kvtune", "record"], on_the_list)
 
 
 def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
@@ -449,7 +448,7 @@ def test_of_recorded_real_servers_the_log_tells_the_truth_and_events_hold_it(nam
             one.publish(batches)
             one.count(sum(len(row.prompt) for row in own), sum(row.hit for row in own), len(own))
         total = [len(batches) for batches in made.batches.values()]
-        readers = [member.watching.reader for member in group.members.values()]
+        readers = [member.watched.reader for member in group.members.values()]
         until(lambda: [reader and reader.streams[0].last + 1 for reader in readers] == total)
         until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
         shot = group.look()

@@ -13,11 +13,13 @@ import pytest
 
 from kvtune.base.errors import KvtuneError
 from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.blocks import UNKNOWN, Blocks
 from kvtune.servers.watch.events import END, Asked, Reader, Received, Stream, decoded
 from kvtune.servers.watch.export import Exporter
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.servers import Servers
+from kvtune.servers.watch.watched import Watched
 from tests.servers.watch.played import HERE, Answers, Publisher, answers_of, counters, http, started, until
 
 SIZE = 4
@@ -72,11 +74,11 @@ def account(*payloads: bytes) -> Account:
 
 
 @contextmanager
-def watched(publisher: Publisher) -> Iterator[Watching]:
+def watched(publisher: Publisher) -> Iterator[Watched]:
     with (
         closing(publisher),
         http(answers_of(publisher, counters(100, 40))) as base,
-        closing(Watching(Server(base))) as watching,
+        closing(Watched(Server(base))) as watching,
     ):
         yield watching
 
@@ -196,7 +198,7 @@ def test_a_replay_whose_times_change_restarts_once_and_ends() -> None:
 
 
 def test_a_replay_without_end_is_bounded_and_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.servers.watch.watching.HISTORY_S", 0.5)
+    monkeypatch.setattr("kvtune.servers.watch.watched.HISTORY_S", 0.5)
     monkeypatch.setattr("kvtune.servers.watch.events.HELD_BYTES", 1 << 16)
 
     class Endless(Publisher):
@@ -233,15 +235,18 @@ def test_a_reader_that_died_is_a_state_everywhere(monkeypatch: pytest.MonkeyPatc
         shot = watching.look()
         assert any("the reader ended: it broke" in note for note in shot.notes)
         assert not shot.periods["10 s"].misses
-        exporter = Exporter(lambda: watching, print)
-        exporter._watching = watching
+        servers = Servers(Addresses([watching.server.base]), lambda *_: watching)
+        servers._follow()
+        servers.only.listens, servers.only.shot = True, shot
+        exporter = Exporter(lambda: servers, print)
+        exporter._servers = servers
         exporter.look()
         found = {s.name: s.value for metric in exporter.collect() for s in metric.samples}
         assert found["kvtune_events_complete"] == 0 and found["kvtune_server_up"] == 1
 
 
 def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.servers.watch.watching.MOST_HELD_BYTES", 10_000)
+    monkeypatch.setattr("kvtune.servers.watch.watched.MOST_HELD_BYTES", 10_000)
     publisher = Publisher(HERE, HERE)
     publisher.publish([(at, payload(stored([10 * at + n for n in range(10)], None))) for at in range(50)])
     with watched(publisher) as watching:

@@ -336,7 +336,7 @@ def test_with_events_the_cause_names_the_flags() -> None:
     from kvtune.servers.watch.document import document
     from kvtune.servers.watch.metrics import Between
     from kvtune.servers.watch.possible import possible
-    from kvtune.servers.watch.watching import Events, Period, Snapshot, Times
+    from kvtune.servers.watch.snapshot import Events, Period, Snapshot, Times
 
     first, last = (read(text(**STATES), float(n)) for n in (0, 3))
     needed = [f.name for f in msgspec.structs.fields(Snapshot) if f.required]

@@ -33,7 +33,7 @@ from kvtune.servers.watch.client import Answer
 from kvtune.servers.watch.metrics import wanted
 from kvtune.servers.watch.regime import Finding, Limits
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.watched import Watched
 from tests.lab.engine.serving import environment, served
 from tests.servers.watch.regimes import Engine, Load, Tried, Truth
 
@@ -196,7 +196,7 @@ def watched(base: str) -> tuple[Finding, Limits, list[tuple[float, str]]]:
         return answer
 
     server.client.get = keeping  # type: ignore[method-assign]
-    watching = Watching(server, shape_at_hand=shape_at_hand)
+    watching = Watched(server, shape_at_hand=shape_at_hand)
     try:
         watching.start()
         end = time.monotonic() + WATCH_S

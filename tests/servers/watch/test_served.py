@@ -32,7 +32,7 @@ def test_a_recording_keeps_the_servers_times(tmp_path: Path) -> None:
     answers = Answers(metrics(3))
     with recorder(answers, ran_s=0.1) as recording:
         answers.paths["/metrics"] = (200, metrics(5))
-        recording.keep(recording.watching.look())
+        recording.look()
         made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
     write_run(made, tmp_path / "r.kvrun")
     kept = read_run(tmp_path / "r.kvrun").table("server")

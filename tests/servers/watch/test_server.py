@@ -27,12 +27,14 @@ from kvtune.servers.watch.metrics import Between, begun_anew, read
 from kvtune.servers.watch.record import Recording, _flags, run_of
 from kvtune.servers.watch.screen import HELP, View, lines
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.watching import Snapshot, Watching
+from kvtune.servers.watch.snapshot import Snapshot
+from kvtune.servers.watch.watched import Watched
 from tests.lab.engine.serving import free_port
 from tests.servers.watch.played import (
     HERE,
     Answers,
     Publisher,
+    alone,
     counters,
     engine_counters,
     first_look,
@@ -123,7 +125,7 @@ def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
     playing = Playing(history=False)
     try:
         with http(playing.answers) as base:
-            watching = Watching(Server(base))
+            watching = Watched(Server(base))
             watching.start()
             playing.publisher.subscribed()
             playing.play(25)
@@ -211,11 +213,11 @@ def test_engines_add_up_and_each_ones_events_are_read_on_its_own_port(tmp_path: 
     answers.paths["/kv_event_sources"] = (200, json.dumps(told))
     try:
         with http(answers) as base:
-            recording = Recording(Watching(Server(base)))
+            recording = Recording(alone(base))
             recording.run(0.1, lambda _: True)
-            shot = recording.watching.look()
+            shot = recording.only.watched.look()
             made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
-            recording.watching.close()
+            recording.servers.close()
     finally:
         for publisher in publishers:
             publisher.close()
@@ -274,7 +276,7 @@ def with_log(recording: Recording, playing: Playing, folder: Path) -> Run:
     """The recording's run, as if it had lasted as long as the log of the requests that were played."""
     log = playing.run.log
     recording.begun = min(one.t0 for one in log)
-    recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, recording.looks[-1][1])
+    recording.seconds = max(one.t1 for one in log) - recording.begun
     logged = [
         Logged(
             one.name, one.prompt, one.answer, one.t0, one.t1, one.hit, line=n, output_tokens=len(one.answer)
@@ -476,7 +478,7 @@ def test_counters_that_swing_without_a_start_are_of_several_servers() -> None:
     answers = Answers("")
     answers.paths["/metrics"] = (200, lambda _: next(turn))
     with http(answers) as base:
-        watching = Watching(Server(base))
+        watching = Watched(Server(base))
         with pytest.raises(UsageError, match="several servers"):
             watching.start()
             for _ in range(6):
@@ -534,8 +536,8 @@ def test_history_that_comes_late_is_not_of_the_time_that_is_watched(
     playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with http(playing.answers) as base:
-        monkeypatch.setattr("kvtune.servers.watch.watching.HISTORY_S", 0.0)
-        watching = Watching(Server(base))
+        monkeypatch.setattr("kvtune.servers.watch.watched.HISTORY_S", 0.0)
+        watching = Watched(Server(base))
         watching.start()
         playing.publisher.subscribed()
         assert watching.reader is not None
@@ -606,7 +608,7 @@ def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(
     text = counters(26605, 7232).replace('block_size="32"', 'block_size="32",prefix_match_unit="16"')
     playing.answers.paths["/metrics"] = (200, text)
     with recorder(playing.answers, ran_s=0.2) as recording:
-        shot = recording.looks[-1][1]
+        shot = recording.only.last
         made = with_log(recording, playing, tmp_path)
     assert shot.periods["since start"].misses == {"unknown": 26605 - 7232}
     assert any("--prefix-match-unit 16" in note for note in shot.notes)

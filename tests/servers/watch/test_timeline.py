@@ -172,6 +172,6 @@ def test_a_clients_class_of_a_request_is_its_kind(tmp_path: Path) -> None:
         recording.start()
         recording.look()
         recording.begun = begun - 1
-        recording.looks[-1] = (recording.looks[-1][0] + 2, recording.looks[-1][1])
+        recording.seconds += 2
         run = run_of(recording, log, list(read_log(log)), ["kvtune"], on_the_list)
     assert sorted(run.table("requests")["kind"].tolist()) == ["batch", "chat", "log", "log"]

@@ -18,12 +18,14 @@ from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report.sections.server import section
 from kvtune.requests.log.logged import Logged
 from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.document import document
 from kvtune.servers.watch.events import Received
 from kvtune.servers.watch.metrics import Scrape
 from kvtune.servers.watch.record import Recording, run_of
 from kvtune.servers.watch.requests import join
-from kvtune.servers.watch.watching import Watching
+from kvtune.servers.watch.servers import Servers
+from kvtune.servers.watch.watched import Watched
 from tests.choice import first_of
 from tests.servers.watch.played import Unconnected
 from tests.servers.watch.truth import MODELS, Life, Traffic, known, traffic
@@ -64,10 +66,10 @@ class Played(Unconnected):
         return came
 
 
-def watched(lives: list[Life]) -> Iterator[Watching]:
-    """Yield a `Watching` after each look."""
+def watched(lives: list[Life]) -> Iterator[Watched]:
+    """Yield a `Watched` after each look."""
     played = Played(lives)
-    watching = Watching(played)  # type: ignore[arg-type]
+    watching = Watched(played)  # type: ignore[arg-type]
     watching.reader = played  # type: ignore[assignment]
     while True:
         try:
@@ -78,7 +80,7 @@ def watched(lives: list[Life]) -> Iterator[Watching]:
         yield watching
 
 
-def last(lives: list[Life]) -> Watching:
+def last(lives: list[Life]) -> Watched:
     *_, watching = watched(lives)
     return watching
 
@@ -215,15 +217,15 @@ def test_a_recording_over_a_restart_has_two_accounts(model: str, tmp_path: Path)
 def recorded_over_a_restart(model: str) -> tuple[Traffic, Run]:
     run = traffic(model)
     played = Played(list(run.lives))
-    recording = Recording(Watching(played))  # type: ignore[arg-type]
-    recording.watching.keep = recording.batches
-    recording.watching.reader = played  # type: ignore[assignment]
-    recording.begun, recording.fresh = run.lives[0].scrapes()[0].at, True
-    while True:
-        try:
-            recording.keep(recording.watching.look())
-        except KvtuneError:  # the recording is over
-            break
+    only = Watched(played, keep=[])  # type: ignore[arg-type]
+    only.reader = played  # type: ignore[assignment]
+    servers = Servers(Addresses([played.base]), lambda *_: only, False)
+    servers._follow()
+    servers.only.listens = True
+    recording = Recording(servers, begun=run.lives[0].scrapes()[0].at)
+    while not recording.lost:
+        recording.look()
+    recording.only.fresh = True
     rows = [
         Logged(
             f"{number}",

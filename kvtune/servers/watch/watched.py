@@ -1,6 +1,7 @@
-"""Looks at a running server's metrics and events, one look after another, as `Snapshot`s.
+"""Watches one server: its life by its metrics and events, one look after another, as `Snapshot`s.
 
-In: a `Server`. The caller's loop makes the looks; a thread reads the events.
+In: a `Server` to ask. The caller's loop makes the looks; a thread reads the events. `Cache` and `Account` have what the
+events tell, `Totals` what the counters tell, and each miss with its cause.
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.legal import Value
 from kvtune.data.installed import release
 from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.show.terminal import one_line
-from kvtune.data.tally import Hits, Tally
 from kvtune.requests.log.token_ids import unpacked
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.cache import MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import TRIED, Hash, Reader, Received
-from kvtune.servers.watch.facts import Facts, Next, ShapeAtHand
+from kvtune.servers.watch.facts import Facts, ShapeAtHand
 from kvtune.servers.watch.lists import Divergence
 from kvtune.servers.watch.metrics import Between, Scrape, another_server, begun_anew, served
-from kvtune.servers.watch.possible import Possible, possible
-from kvtune.servers.watch.regime import Finding, Limits, finding
+from kvtune.servers.watch.others import Others
+from kvtune.servers.watch.possible import possible
+from kvtune.servers.watch.regime import Limits, finding
 from kvtune.servers.watch.server import Server
-from kvtune.servers.watch.totals import SETTLE_S, Look, Mark, Totals
+from kvtune.servers.watch.snapshot import (
+    LONG_S,
+    SHORT_S,
+    SPANS,
+    DifferenceText,
+    Events,
+    Period,
+    Snapshot,
+    Times,
+)
+from kvtune.servers.watch.totals import HEARD_S, SETTLE_S, Look, Mark, Totals
 
-SHORT_S = 10.0
-LONG_S = 300.0
-SPANS = {"10 s": SHORT_S, "5 min": LONG_S}
-"""Periods of a snapshot that end now, and their seconds. They are shorter where the server is not watched as long."""
 ASK_S = 0.9
 """Shortest time in seconds between two scrapes of the live view, which refreshes twice a second."""
 SHOWN = 50
@@ -54,111 +59,6 @@ HISTORY_S = 10.0
 """Seconds that the first look waits at most for the server's history of events."""
 MOST_KEPT_BYTES = 1 << 30
 """Most bytes of batches that are kept to join a log with them: hours of a usual load."""
-
-
-class Period(Tally, frozen=True, kw_only=True):
-    """Hits and misses of some seconds.
-
-    `loaded_tokens`: those of the hits that a connector loaded, from host memory or another machine.
-    """
-
-    seconds: float
-    recomputed: int = 0
-    loaded_tokens: int = 0
-
-
-class Times(msgspec.Struct, frozen=True):
-    median_ms: float | None = None
-    p99_ms: float | None = None
-
-
-class Events(msgspec.Struct, frozen=True):
-    """`state`: on, off, unreachable, or unreadable, also after the reader has stopped.
-
-    `complete`: every event since the server's start was read.
-    """
-
-    state: str
-    complete: bool = False
-    lost_batches: int = 0
-    unknown_messages: int = 0
-    ranks: int = 0
-
-
-class DifferenceText(msgspec.Struct, frozen=True):
-    """The text before a difference, and what follows in an earlier and in the newest prompt."""
-
-    before: str
-    earlier: str
-    later: str
-
-
-class Snapshot(Hits, frozen=True, kw_only=True):
-    """The state of a server at one moment. None: the server does not report it."""
-
-    url: str
-    at: float
-    model: str
-    vllm: str
-    engines: int
-    events: Events
-    running: int | None
-    waiting: int | None
-    waiting_by_reason: dict[str, int]
-    pool_use: float | None
-    pool_blocks: int | None
-    block_size: int | None
-    preemptions: int | None
-    requests: int | None
-    prompt_tokens: int
-    output_tokens: int
-    evicted_blocks: int
-    prompt_tokens_s: float | None
-    output_tokens_s: float | None
-    first_token: Times
-    between_tokens: Times
-    evicted_blocks_s: float | None
-    evicted_age_s: float | None
-    cached_blocks: int | None
-    periods: dict[str, Period]
-    prefixes: list[ServerPrefix]
-    texts: dict[str, str]
-    """The first words of prefixes, if they were asked for."""
-    divergences: list[ServerDivergence]
-    restarts: int
-    notes: list[str]
-    served: dict[str, float] = {}
-    """The server's own times (`SERVED` of servers/watch/metrics.py)."""
-    differences: list[DifferenceText] = []
-    """The text at the divergences, in their order, if it was asked for."""
-    down_since: float | None = None
-    """When the server last answered; None if it does."""
-    regime: Finding | None = None
-    """What bounds the server, by the looks of the last seconds; None before the second look."""
-    possible: Possible | None = None
-    next: list[Next] = []
-    """What would tell more, if the server publishes no events."""
-
-
-def down(shot: Snapshot) -> Snapshot:
-    """Return what is still known of a server that does not answer: no rate, no state, no last seconds."""
-    return msgspec.structs.replace(
-        shot,
-        down_since=shot.at,
-        running=None,
-        waiting=None,
-        waiting_by_reason={},
-        pool_use=None,
-        prompt_tokens_s=None,
-        output_tokens_s=None,
-        first_token=Times(),
-        between_tokens=Times(),
-        evicted_blocks_s=None,
-        evicted_age_s=None,
-        cached_blocks=None,
-        regime=None,
-        periods={name: period for name, period in shot.periods.items() if name not in SPANS},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,56 +80,54 @@ class _Look:
 
 
 @dataclass
-class Watching:
-    """Watches one server. `look` scrapes /metrics and takes the events that came; KvtuneError if it cannot be reached.
+class Watched:
+    """`look` scrapes /metrics and takes the events that came; KvtuneError if the server cannot be reached.
 
+    `others`: of a list of servers, which counts the events of all in their order; None: it counts its own as they come.
     `ask_s`: a look within this many seconds of a scrape takes events only. A scrape costs the API server about 6 ms.
+    `shape_at_hand`: how to know a model's shape; without it nothing but the account is looked for, no regime. `limits`:
+    those of the server's limits that the user gave. `keep`: a list to which every batch is appended, for a recording,
+    up to MOST_KEPT_BYTES.
     """
 
     server: Server
     named: Named = field(default_factory=Named)
+    others: Others | None = None
     with_text: bool = False
     settle: float = SETTLE_S
     ask_s: float = 0.0
     shape_at_hand: ShapeAtHand | None = None
-    """How to know a model's shape. Without it nothing but the account is looked for: no regime."""
     limits: Limits = field(default_factory=Limits)
-    """Those of the server's limits that the user gave."""
-    account: Account = field(default_factory=Account)
-    version: str = ""
-    model: str = ""
-    reader: Reader | None = None
-    restarts: int = 0
-    ended: list[Life] = field(default_factory=list)
-    """The server's lives before its last restart."""
-    alone: bool = True
-    """Whether it counts events as they come; else the fleet does, those of all its servers in their order."""
     keep: list[Received] | None = None
-    """A list to which every batch is appended, for a recording, up to MOST_KEPT_BYTES."""
-    kept_until: float | None = None
-    """The time of the last batch in `keep`, if there was no room for later ones."""
-    totals: Totals = field(init=False)
-    facts: Facts | None = field(init=False)
-    _kept: int = 0
-    _looks: deque[_Look] = field(default_factory=deque)
-    _first: _Look | None = None
-    _begun: tuple[Mark, Scrape | None] | None = None
-    """The counts at the first look, with its scrape; after a restart those at the server's start, without."""
-    _fallen: deque[float] = field(default_factory=lambda: deque(maxlen=2))
-    """When counters last fell though no process's start told of a restart."""
-    _late: Counter[str] = field(default_factory=Counter)
-    _late_evicted: int = 0
-    """Tokens and evictions of the server's history that were read after the first look: they are older."""
-    _fresh: set[int] = field(default_factory=set)
-    """Ranks that were restarted since the last scrape, according to their events."""
-    _asked_for: dict[bytes, str] = field(default_factory=dict)
-    """The text of tokens, as the server gave it."""
 
     def __post_init__(self) -> None:
-        self.totals = Totals(self.settle)
-        self.facts = None
-        if self.shape_at_hand is not None:
-            self.facts = Facts(self.server, self.shape_at_hand, self.limits)
+        self.account = Account(by_content=self.others is not None, others=self.others)
+        # The events of several servers are counted before these are looked at, one after another.
+        self.totals = Totals(settle=self.settle, heard=HEARD_S if self.others is None else 4 * HEARD_S)
+        self.facts = Facts(self.server, self.shape_at_hand, self.limits) if self.shape_at_hand else None
+        self.version = self.model = ""
+        self.joined: Scrape | None = None
+        """The scrape at which its history of events was asked for."""
+        self.reader: Reader | None = None
+        self.restarts = 0
+        self.ended: list[Life] = []
+        """The server's lives before its last restart."""
+        self.kept_until: float | None = None
+        """The time of the last batch in `keep`, if there was no room for later ones."""
+        self._kept = 0
+        self._looks: deque[_Look] = deque()
+        self._first: _Look | None = None
+        self._begun: tuple[Mark, Scrape | None] | None = None
+        """The counts at the first look, with its scrape; after a restart those at the server's start, without."""
+        self._fallen: deque[float] = deque(maxlen=2)
+        """When counters last fell though no process's start told of a restart."""
+        self._late: Counter[str] = Counter()
+        self._late_evicted = 0
+        """Tokens and evictions of the server's history that were read after the first look: they are older."""
+        self._fresh: set[int] = set()
+        """Ranks that were restarted since the last scrape, according to their events."""
+        self._asked_for: dict[bytes, str] = {}
+        """The text of tokens, as the server gave it."""
 
     def start(self) -> None:
         """Read the events and their history, if the server publishes any, and make the first scrape."""
@@ -239,7 +137,8 @@ class Watching:
     def listen(self) -> None:
         """Ask for the server's addresses of events, and read their history."""
         with _only_one_line(self.server.base):
-            self.model = self.server.scrape().model
+            self.joined = self.server.scrape()
+            self.model = self.joined.model
             self.version = self.server.version()
             self._listen(self.server.event_sources())
 
@@ -359,7 +258,7 @@ class Watching:
         return replace(counted, tokens=self.account.tokens - self._late, pending=self.account.pending)
 
     def _events(self) -> None:
-        if self.alone:
+        if self.others is None:
             self.count(self.came())
 
     def came(self) -> list[Received]:
@@ -397,8 +296,7 @@ class Watching:
         self._fresh |= {received.rank for received in came if received.fresh}
 
     def _complete(self) -> bool:
-        assert self.reader is not None
-        return all(stream.complete for stream in self.reader.streams.values())
+        return self.reader is not None and all(each.complete for each in self.reader.streams.values())
 
     @property
     def last(self) -> tuple[Scrape, Mark]:

@@ -32,12 +32,25 @@ class Addresses:
     listen: str = ""
     """Where one server's events are awaited, if it connects to them."""
     problem: str = ""
-    """Why the file could not be read again; the servers are those of before."""
+    """Why the servers could not be read again; they are those of before."""
+    _known: dict[str, Named] = field(default_factory=dict)
+    """The servers when they were last read."""
+    _names: dict[str, list[str]] = field(default_factory=dict)
+    """The addresses that each name last had: a name that is not found has these."""
     _written: tuple[int, int] = (0, 0)
     _lines: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read(self) -> dict[str, Named]:
         """Return the servers now, each with what is allowed of its events. UsageError if they were never right."""
+        try:
+            self._known, self.problem = self._read(), ""
+        except KvtuneError as error:
+            if not self._known:
+                raise
+            self.problem = error.message
+        return self._known
+
+    def _read(self) -> dict[str, Named]:
         found: dict[str, Named] = {}
         given = self._given()
         for base, named in {
@@ -81,12 +94,11 @@ class Addresses:
         try:
             stat = self.file.stat()
             if (written := (stat.st_mtime_ns, stat.st_ino)) != self._written:
-                lines = self._parsed(read_regular(self.file, MOST_BYTES).decode())
-                self._lines, self._written, self.problem = lines, written, ""
+                self._lines = self._parsed(read_regular(self.file, MOST_BYTES).decode())
+                self._written = written
         except (OSError, ValueError, KvtuneError) as error:
-            self.problem = f"{self.file}: {error.message if isinstance(error, KvtuneError) else error}"
-            if not self._written[0]:
-                raise UsageError(f"{self.problem}", "give a file with a URL on each line") from None
+            why = error.message if isinstance(error, KvtuneError) else error
+            raise UsageError(f"{self.file}: {why}", "give a file with a URL on each line") from None
         return self._lines
 
     def _parsed(self, text: str) -> dict[str, tuple[str, ...]]:
@@ -118,7 +130,8 @@ class Addresses:
             return [base]
         if parts.scheme != "http":  # a certificate is of the name
             return [base]
-        found = self.lookup(host, parts.port or 80)
+        found = self.lookup(host, parts.port or 80) or self._names.get(host, [])
+        self._names[host] = found
         if len(found) < 2:
             return [base]
         port = f":{parts.port}" if parts.port else ""

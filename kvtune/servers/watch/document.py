@@ -80,13 +80,15 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
     ]
     named = [f"{server.url}: {server.note}" for server in shot.servers if server.note]
     total = Tally.sum(server for server in shot.servers if server.model == shot.model)
+    silent = [server.url for server in shot.servers if not server.model and server.down_since is not None]
+    unknown = f"; {', '.join(silent)} has not answered: what it had computed is unknown" if silent else ""
     causes = sorted(total.misses, key=lambda cause: -total.misses[cause])
     where = [("prompt tokens", count(total.query_tokens)), ("hit", _part(total, total.hit_tokens))]
     where += [(cause_title(cause), _part(total, total.misses[cause])) for cause in causes]
     return Document(
         name="kvtune watch",
         subject=f"{len(shot.servers)} servers",
-        headline=f"{len(shot.servers)} servers   {shot.model}   {shot.fleet.sentence}",
+        headline=f"{len(shot.servers)} servers   {shot.model}   {shot.fleet.sentence}{unknown}",
         sections=(
             Section(
                 "servers",

@@ -23,6 +23,7 @@ from kvtune.reading.analysis.looks import timeline
 from kvtune.requests.log.logged import Logged, line_of
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.document import document
 from kvtune.servers.watch.endpoints import Named
 from kvtune.servers.watch.events import Stored
 from kvtune.servers.watch.others import Others
@@ -456,3 +457,85 @@ def test_of_recorded_real_servers_the_log_tells_the_truth_and_events_hold_it(nam
     assert (alone.prompt_tokens, alone.as_routed) == (truth.asked, truth.routed)
     ranges_hold(shot, truth)
     assert alone.best_replica.most - alone.best_replica.least < 0.02 * truth.asked
+
+
+def test_a_server_under_two_names_is_one_and_says_so() -> None:
+    made = drawn(7, ROUTES["round robin"])
+    with fleet(made) as (playing, urls):
+        play(made, playing)
+        again = urls[0].replace("127.0.0.1", "localhost")
+        with watched(Addresses([*urls, again])) as group:
+            until(lambda: all(row.requests for row in group.look().servers[:3]))
+            shot = group.look()
+    truth = made.truth()
+    assert (shot.fleet.prompt_tokens, shot.fleet.as_routed) == (truth.asked, truth.routed)
+    ranges_hold(shot, truth)
+    assert shot.servers[3].why == f"the same server as {urls[0]}: its figures are there"
+    assert shot.servers[3].query_tokens == 0 and set(shot.snapshots) == set(urls)
+
+
+def test_servers_that_started_at_the_same_moment_are_not_the_same() -> None:
+    """All that are played say the same start, and count nothing yet: their ports differ."""
+    with playing_of([Playing(), Playing()]) as (_, urls), watched(Addresses(urls)) as group:
+        assert [row.why for row in group.look().servers] == ["", ""]
+
+
+@pytest.mark.parametrize("away", ["file", "dns"])
+def test_a_server_that_leaves_the_list_and_comes_back_counts_once(away: str, tmp_path: Path) -> None:
+    made = drawn(5, ROUTES["round robin"], requests=60)
+    file = tmp_path / "urls"
+    with fleet(made) as (playing, urls):
+        file.write_text("\n".join(urls))
+        found = {"pool": [urls[0].rpartition("/")[2].rpartition(":")[0]]}
+        addresses = Addresses([], file, (), lambda name, _: found.get(name, []))
+        with watched(addresses) as group:
+            play(made, playing)
+            until(lambda: sum(row.requests for row in group.look().servers) == 60)
+            until(lambda: not any(row.misses.get("computing") for row in group.look().servers))
+            before = group.look().fleet
+            if away == "file":
+                file.write_text("\n".join(urls[1:]))
+            else:
+                file.unlink()
+            for text in (None, "\n".join(urls)):
+                if text is not None:
+                    file.write_text(text)
+                group._read = 0.0
+                after = group.look().fleet
+                assert (after.prompt_tokens, after.as_routed) == (before.prompt_tokens, before.as_routed)
+            assert sum(row.query_tokens for row in group.look().servers) <= before.prompt_tokens
+
+
+def test_no_error_of_a_list_ends_what_runs(tmp_path: Path) -> None:
+    file, found = tmp_path / "urls", {"pool": ["10.0.0.1", "10.0.0.2"]}
+    file.write_text("http://pool:8000\n")
+    addresses = Addresses([], file, (), lambda name, _: found.get(name, []))
+    first = addresses.read()
+    assert list(first) == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"] and not addresses.problem
+    found["pool"] = []  # a look-up that fails once is no news of the servers
+    assert addresses.read() == first
+    for damage in (
+        b"http://a:1\n" * 2,
+        b"\xff",
+        b"".join(b"http://10.1.%d.%d:1\n" % divmod(n, 256) for n in range(300)),
+    ):
+        file.write_bytes(damage)
+        assert addresses.read() == first and addresses.problem
+    file.write_text("http://pool:8000\n#\n")
+    found["pool"] = ["10.0.0.2"]
+    assert list(addresses.read()) == ["http://pool:8000"] and not addresses.problem
+
+
+def test_what_a_dead_server_had_computed_is_unknown_to_who_joins_later() -> None:
+    made = drawn(7, ROUTES["round robin"])
+    with fleet(made) as (playing, urls):
+        play(made, playing)
+        dead = "http://127.0.0.1:9"
+        with watched(Addresses([urls[0], urls[1], dead])) as group:
+            until(lambda: all(row.requests for row in group.look().servers[:2]))
+            until(lambda: not any(row.misses.get("computing") for row in group.look().servers))
+            shot = group.look()
+    assert not any(row.misses.get("cold") for row in shot.servers)
+    assert all(row.misses["unknown"] for row in shot.servers[:2])
+    head = document(shot).headline
+    assert f"{dead} has not answered: what it had computed is unknown" in head

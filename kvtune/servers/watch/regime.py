@@ -218,14 +218,18 @@ class Seen:
             return "seats"
         # No seat is taken by more than one request: with more at another look, there were free ones at this look.
         free_seat = running < (seats or max(self.running) / self.engines)
-        # Of several engines only the mean is known: the fullest may be full, the emptiest be empty.
+        # Of several engines only the mean is known: the fullest may be full.
         least_free = 0.0 if use is None else max(0.0, 1 - self.engines * use)
-        most_free = 1.0 if use is None else min(1.0, self.engines * (1 - use))
         if not free_seat:
             return ""
-        if most_free < self.least_needed():
+        if self.tight(scrape):
             return "pool"
         return "steps" if least_free >= self.most_needed() else ""
+
+    def tight(self, scrape: Scrape) -> bool:
+        """Whether even the emptiest engine has fewer free blocks than a prompt of the mean length needs."""
+        use = scrape.get("kv_cache_usage_perc")
+        return use is not None and min(1.0, self.engines * (1 - use)) < self.least_needed()
 
     def facts(self) -> Iterator[Fact]:
         limits, each = self.limits, f"of {len(self.scrapes)} looks"
@@ -372,6 +376,16 @@ def _judged_steps(seen: Seen) -> Judged:
 
 def _judged_unknown_seats(seen: Seen) -> Judged:
     running = set(seen.running)
+    tight = sum(map(seen.tight, seen.waits))
+    if seen.engines == 1 and tight > MOST_LOOKS.value * len(seen.waits):
+        most = count(max(running))
+        return (
+            "pool-bound",
+            "requests wait, and fewer blocks are free than a prompt of the mean length needs: "
+            f"pool-bound, unless --max-num-seqs is {most}",
+            "requests that wait with a larger pool, as many",
+            f"max_num_seqs is not in /metrics: {GIVE}",
+        )
     same = len(running) == 1 and len(seen.waits) == len(seen.scrapes) >= SAME_LOOKS.value
     if same and min(running) >= max(SAME_LOOKS.value, 1) and (seen.answered or 0) >= min(running):
         uses = [scrape.get("kv_cache_usage_perc") for scrape in seen.scrapes]

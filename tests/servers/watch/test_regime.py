@@ -126,6 +126,17 @@ def test_a_preemption_or_too_few_free_blocks_are_pool_bound() -> None:
     assert full.regime == "pool-bound" and "fewer blocks are free" in full.why
 
 
+def test_a_pool_that_admits_two_at_a_time_is_pool_bound_and_says_on_which_condition() -> None:
+    """140 blocks, a request computes 45 % of them, and the server tells no max_num_seqs."""
+    pool: dict[str, object] = {"running": 2, "waiting": 22, "step_tokens": 1000, "num_gpu_blocks": "140"}
+    looks = in_turn(use=0.93, **pool)
+    found = judged(*looks, limits=Limits(longest=4096))
+    assert found.regime == "pool-bound" and "unless --max-num-seqs is 2" in found.why
+    assert found.missing and "not in /metrics" in found.missing[0]
+    roomy = judged(*in_turn(use=0.5, **pool), limits=Limits(longest=4096))
+    assert roomy.regime == "cannot tell"
+
+
 def test_time_outside_the_engine_is_host_bound() -> None:
     found = judged(*in_turn(running=4, engine_share=0.3))
     assert found.regime == "host-bound" and "70.0 %" in found.why and "--api-server-count" in found.refuted_by

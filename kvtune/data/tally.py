@@ -135,7 +135,7 @@ class Edges:
         unit = self.unit
         edges = [("tails", self.tail), ("other_engine", self.elsewhere // unit * unit)]
         edges += [(OTHER_REPLICA, self.replica // unit * unit)]
-        edges += [("other_salt", self.salted // unit * unit), ("unknown", self.untold)]
+        edges += [("other_salt", self.salted), ("unknown", self.untold)]
         after = max(hit, self.seen, *(edge for _, edge in edges))
         again = sum(max(0, end - max(start, after)) for start, end in self.again)
         edges.append((DIVERGED, after + again if again else 0))

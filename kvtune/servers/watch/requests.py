@@ -269,11 +269,14 @@ class Requests:
         line.held = max((held for held, _ in there), default=0)
         replica = max((computed for _, computed in there), default=0)
         line.kept = max(replica, self.reach(line)[1]) if there else 0
-        sure, tail, untold = max(elsewhere, known.seen), stored + size - 1, known.untold
+        salted = max(salted, known.salted)
+        sure, tail, untold = max(elsewhere, known.seen, salted), stored + size - 1, known.untold
         if self.cache.complete:
             if known.whole and stored <= max(sure, untold):
                 tail = min(untold, tail) if untold > sure else 0
             untold = 0
+        if salted > tail:  # of what another salt has for sure, nothing is left to guess
+            tail = 0
         line.edges = replace(
             known,
             unit=size,
@@ -281,7 +284,7 @@ class Requests:
             reset=size * reset if reset > live else 0,
             kept=size * kept,
             elsewhere=elsewhere,
-            salted=max(known.salted, salted),
+            salted=salted,
             tail=tail,
             untold=untold,
             whole=known.whole or self.cache.complete,

@@ -14,10 +14,11 @@ from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.token_ids import packed
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.blocks import Blocks, Evicted
+from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.elsewhere import Elsewhere
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.servers.watch.metrics import read
-from kvtune.servers.watch.requests import Answered, join
+from kvtune.servers.watch.requests import Answered, Requests, join
 from tests.data.test_causes import OF_PROMPT
 from tests.servers.watch.recordings import NAMES, OLDER, TIERS, Recorded, recorded
 
@@ -291,3 +292,17 @@ def test_memory_that_is_full_forgets_what_was_evicted_and_keeps_what_is_held(nam
         (all_, kept) = (account.blocks[0] for account in (free, full))
         assert kept.remembered == 0 and set(kept.known) == {n for n, b in all_.known.items() if b.held}
     assert full.held_bytes <= free.held_bytes and kept.forgotten >= all_.remembered
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_prompt_of_another_salt_is_that_to_its_last_token(complete: bool) -> None:
+    """Also the part of its last block, which no event tells."""
+    requests, prompt = Requests(Cache(complete=complete), 32), list(range(251))
+    for number, salt in enumerate("ab"):
+        asked = Logged(salt, prompt, [9], number, number + 0.5, 0, salt)
+        requests.open(number, asked)
+        requests.first(number)
+        requests.ended(number, asked)
+        answered = requests.close(number)
+    assert answered is not None and answered.tally is not None
+    assert answered.tally.misses == {"other_salt": 251}

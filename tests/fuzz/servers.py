@@ -19,12 +19,14 @@ import msgspec
 from kvtune.base.errors import KvtuneError
 from kvtune.cli.watch import shape_at_hand
 from kvtune.data.show.screen import document_lines
+from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.client import Client
 from kvtune.servers.watch.document import document
 from kvtune.servers.watch.endpoints import Named, Way, sources, way
 from kvtune.servers.watch.events import Asked, Reader, Stream
 from kvtune.servers.watch.export import Exporter
 from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.servers import Servers
 from kvtune.servers.watch.snapshot import Snapshot
 from kvtune.servers.watch.watched import Watched
 from tests.fuzz.mutate import TEXTS, VALUES, bytes_changed, json_changed
@@ -71,13 +73,14 @@ def _metrics(path: Path) -> None:
     """A look with these metrics between two good ones: the exporter is alive and adds up at the end."""
     good = counters(100, 40).encode()
     said: list[str] = []
-    watching: list[Watched] = []
+    servers: list[Servers] = []
 
-    def new() -> Watched:
+    def new() -> Servers:
         last = counters(300, 90, started=time.time())  # begun after the one that was recorded
         server = Said(metrics=[good, good, path.read_bytes(), last.encode()])
-        watching.append(Watched(server, shape_at_hand=lambda *_: shape_at_hand("tiny-gemma3", False)))
-        return watching[-1]
+        watched = Watched(server, shape_at_hand=lambda *_: shape_at_hand("tiny-gemma3", False))
+        servers.append(Servers(Addresses(["http://said"], lookup=lambda *_: []), lambda *_: watched))
+        return servers[-1]
 
     exporter = Exporter(new, said.append)
     try:
@@ -92,7 +95,9 @@ def _metrics(path: Path) -> None:
                 values[sample.name] = values.get(sample.name, 0.0) + sample.value
         missed = values["kvtune_prompt_tokens_total"] - values["kvtune_hit_tokens_total"]
         assert values["kvtune_server_up"] == 1 and values["kvtune_missed_tokens_total"] == missed
-        _shown(watching[-1].look())
+        shot = servers[-1].look()
+        assert isinstance(shot, Snapshot)
+        _shown(shot)
     finally:
         exporter.close()
     if said:

@@ -78,7 +78,7 @@ class Account(Cache):
         )
         if single and self.others is not None:
             self.others.one_block(stretch)
-        prompt = next((one for one in self._open if one.followed_by(stretch)), None)
+        prompt = next((each for each in self._open if each.followed_by(stretch)), None)
         if prompt is not None:
             self._open.remove(prompt)
         elif single:
@@ -109,8 +109,8 @@ class Account(Cache):
         if prompt.singles:
             self.tokens["answers"] += prompt.size * prompt.singles
             prompt.drop_singles()
-        known = self.complete and (self.others is None or self.others.known)
-        causes = prompt.causes("cold" if prompt.rooted and known else "unknown")
+        whole = self.complete and (self.others is None or self.others.known)
+        causes = prompt.causes("cold" if prompt.rooted and whole else "unknown")
         self.tokens.update(causes)
         if self.others is not None and "last_token" not in causes:
             self.others.count(prompt)

@@ -51,25 +51,25 @@ class Addresses:
         return self._known
 
     def _read(self) -> dict[str, Named]:
-        found: dict[str, Named] = {}
+        servers: dict[str, Named] = {}
         given = self._given()
         for base, named in {
             **given,
             **{base: Named(events) for base, events in self._filed().items()},
         }.items():
             for each in self._expanded(base):
-                found[each] = named
-        if len(found) > MOST_SERVERS:
+                servers[each] = named
+        if len(servers) > MOST_SERVERS:
             raise UsageError(
-                f"these are {len(found)} servers, and kvtune watches {MOST_SERVERS}", "watch them in parts"
+                f"these are {len(servers)} servers, and kvtune watches {MOST_SERVERS}", "watch them in parts"
             )
-        return found
+        return servers
 
     @property
     def only(self) -> str:
         """The server, if there is one, and never will be several; else ""."""
-        found = self.read()
-        return self.urls[0] if self.file is None and len(found) == 1 else ""
+        servers = self.read()
+        return self.urls[0] if self.file is None and len(servers) == 1 else ""
 
     def _given(self) -> dict[str, Named]:
         bases = [base_of(url) for url in self.urls]
@@ -77,16 +77,16 @@ class Addresses:
             raise UsageError(f"{twice} is named twice", "name each server once")
         if len(bases) == 1 and self.file is None:
             return {bases[0]: Named(self.events, self.listen)}
-        of: dict[str, list[str]] = {base: [] for base in bases}
+        given: dict[str, list[str]] = {base: [] for base in bases}
         for text in self.events:
             url, equals, address = text.rpartition("=")
-            if not equals or base_of(url) not in of:
+            if not equals or base_of(url) not in given:
                 raise UsageError(
                     f"--events {text!r} does not say of which server",
                     "give URL=ADDRESS, with a URL of the command",
                 )
-            of[base_of(url)].append(address)
-        return {base: Named(events) for base, events in of.items()}
+            given[base_of(url)].append(address)
+        return {base: Named(events) for base, events in given.items()}
 
     def _filed(self) -> dict[str, tuple[str, ...]]:
         if self.file is None:
@@ -102,7 +102,7 @@ class Addresses:
         return self._lines
 
     def _parsed(self, text: str) -> dict[str, tuple[str, ...]]:
-        found: dict[str, tuple[str, ...]] = {}
+        servers: dict[str, tuple[str, ...]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.partition("#")[0].split()
             if not words:
@@ -114,10 +114,10 @@ class Addresses:
                 raise UsageError(
                     f"line {number}: {error.message}", "give a URL, and its addresses of events"
                 ) from None
-            if base in found:
+            if base in servers:
                 raise UsageError(f"line {number}: {base} is named twice", "name each server once")
-            found[base] = events
-        return found
+            servers[base] = events
+        return servers
 
     def _expanded(self, base: str) -> list[str]:
         parts = urlsplit(base)
@@ -130,9 +130,12 @@ class Addresses:
             return [base]
         if parts.scheme != "http":  # a certificate is of the name
             return [base]
-        found = self.lookup(host, parts.port or 80) or self._names.get(host, [])
-        self._names[host] = found
-        if len(found) < 2:
+        addresses = self.lookup(host, parts.port or 80) or self._names.get(host, [])
+        self._names[host] = addresses
+        if len(addresses) < 2:
             return [base]
         port = f":{parts.port}" if parts.port else ""
-        return [f"http://{f'[{one}]' if ':' in one else one}{port}{parts.path}" for one in found]
+        return [
+            f"http://{f'[{address}]' if ':' in address else address}{port}{parts.path}"
+            for address in addresses
+        ]

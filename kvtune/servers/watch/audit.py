@@ -409,10 +409,10 @@ class Audit:
         if computed is None or answered is None:
             return False
         computed -= sum(scrape.get(f"{kind}prefix_cache_hits") or 0.0 for kind in ("", "external_"))
-        told = float(sum(max(rank.spans.values(), default=0) for rank in self.ranks.values()))
+        published = float(sum(max(rank.spans.values(), default=0) for rank in self.ranks.values()))
         idle = scrape.get("num_requests_running") == 0 == scrape.get("num_requests_waiting")
         if self._base is None and (self._from_start or idle):
-            self._base = (0.0, 0.0, 0.0) if self._from_start else (computed, answered, told)
+            self._base = (0.0, 0.0, 0.0) if self._from_start else (computed, answered, published)
         if self._base is None:
             return False
         before, prompts, stored = self._base
@@ -421,11 +421,11 @@ class Audit:
         self._asked.append((scrape.at, computed - before - block * (answered - prompts)))
         while len(self._asked) > 1 and self._asked[1][0] <= scrape.at - LATE_S:
             self._asked.popleft()
-        at, least = self._asked[0]
-        if at <= scrape.at - LATE_S and least > told - stored:
-            seen = f"{count(least)} prompt tokens were computed, and {scrape.at - at:.0f} s later events had told of "
-            self.find("late", 1, f"{seen}{count(told - stored)}")
-            self._base = (computed, answered, told)
+        asked_at, least = self._asked[0]
+        if asked_at <= scrape.at - LATE_S and least > published - stored:
+            later = f"{scrape.at - asked_at:.0f} s later events had told of {count(published - stored)}"
+            self.find("late", 1, f"{count(least)} prompt tokens were computed, and {later}")
+            self._base = (computed, answered, published)
             self._asked.clear()
         return False
 
@@ -537,17 +537,17 @@ def audit_server(server: Server, listen: Named, seconds: float, allowed: Sequenc
 
 
 def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[str]) -> Audited:
-    found = server.event_sources() or sources_named(listen)
+    publishers = server.event_sources() or sources_named(listen)
     audit, vllm, scrape = Audit(), server.version(), server.scrape()
     audit.look(scrape)
     if scrape.cache.get("enable_prefix_caching") == "False":
         raise UsageError(f"{server.base} has no prefix cache, so no KV events", "audit a server that has one")
-    if not found:
+    if not publishers:
         raise UsageError(
             f"{server.base} publishes no KV events",
             "start it with --kv-events-config, as docs/watch.md says; before vLLM 0.31 add --events tcp://HOST:PORT",
         )
-    reader = _reading(audit, found, server, listen)
+    reader = _reading(audit, publishers, server, listen)
     begun = scraped = 0.0
     unanswered = 0
     try:
@@ -566,11 +566,11 @@ def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[st
                 except KvtuneError:  # a restart may be what is looked for
                     unanswered += 1
                     continue
-                if sources and sources != found:
+                if sources and sources != publishers:
                     reader.close()
                     audit.reopen()
-                    found = sources
-                    reader = _reading(audit, found, server, listen)
+                    publishers = sources
+                    reader = _reading(audit, publishers, server, listen)
             time.sleep(TAKE_S)
         for received in reader.take():
             audit.add(received)
@@ -613,8 +613,8 @@ def over(_: Audit, end: float) -> bool:
     return time.monotonic() >= end
 
 
-def _reading(audit: Audit, found: Mapping[int, Source], server: Server, listen: Named) -> Reader:
-    reader = Reader(found, host_of(server.base), listen).start()
+def _reading(audit: Audit, sources: Mapping[int, Source], server: Server, listen: Named) -> Reader:
+    reader = Reader(sources, host_of(server.base), listen).start()
     audit.streams += reader.streams.values()
     return reader
 

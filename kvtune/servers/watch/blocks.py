@@ -189,8 +189,8 @@ class Blocks:
         for event in below:  # what a prompt of this step found below, was there before
             self._below(event)
 
-    def _finished(self, events: Sequence[Stored], at: float) -> Iterator[Stretch]:
-        stretch = self._stretch(events, at)
+    def _finished(self, events: Sequence[Stored], time_s: float) -> Iterator[Stretch]:
+        stretch = self._stretch(events, time_s)
         if stretch is not None:
             self._widths[-1] += stretch.block_size * len(stretch.hashes)
             self._widest = max(self._widest, self._widths[-1])
@@ -206,7 +206,7 @@ class Blocks:
         width = self._widths[-1 - back] if back < len(self._widths) else 0
         return width >= CUTS and width + size >= FILLED * self._widest
 
-    def _stretch(self, events: Sequence[Stored], at: float) -> Stretch | None:
+    def _stretch(self, events: Sequence[Stored], time_s: float) -> Stretch | None:
         for event in events:
             if (number := event.group_idx or 0) not in self.groups:
                 kind, window = event.kv_cache_spec_kind or FULL, event.kv_cache_spec_sliding_window
@@ -222,12 +222,12 @@ class Blocks:
         first = whole[-1]
         size = first.block_size
         text, step = packed(first.token_ids), 4 * size
-        pieces = tuple(text[at : at + step] for at in range(0, len(text), step))
+        pieces = tuple(text[time_s : time_s + step] for time_s in range(0, len(text), step))
         stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
         parent = None if first.parent_block_hash is None else self.known.get(first.parent_block_hash)
         return Stretch(
             self.rank,
-            at,
+            time_s,
             self.step,
             first.parent_block_hash,
             tuple(first.block_hashes),
@@ -245,8 +245,8 @@ class Blocks:
             return ()
         name = parent.content if parent is not None else hash(event.lora_name or "")
         names, keys = [], event.extra_keys or []
-        for at, piece in enumerate(pieces):
-            key = msgspec.msgpack.encode(keys[at]) if at < len(keys) and keys[at] else b""
+        for index, piece in enumerate(pieces):
+            key = msgspec.msgpack.encode(keys[index]) if index < len(keys) and keys[index] else b""
             name = hash((name, piece, key)) or 1  # of 64 bits, with the secret that a process of Python draws
             names.append(name)
         return tuple(names)
@@ -262,17 +262,17 @@ class Blocks:
         else:
             self._unrooted -= SPAN
             depth = self._unrooted
-        before, size, at = stretch.parent, stretch.block_size, stretch.at
-        known, gone = self.known, self._gone
+        before, size, time_s = stretch.parent, stretch.block_size, stretch.at
+        blocks, gone = self.known, self._gone
         contents = stretch.contents or repeat(0)
         for name, tokens, content in zip(stretch.hashes, stretch.tokens, contents, strict=False):
             if end != UNKNOWN:
                 end += size
             depth += 1
-            block = known.get(name)
+            block = blocks.get(name)
             if block is None:
                 block = Block(before, root, end, tokens, stretch.step, depth, stretch.space)
-                known[name] = block
+                blocks[name] = block
                 self.bytes += len(tokens)
                 self._link(name, block)
             elif block.end == UNKNOWN and end != UNKNOWN:
@@ -286,7 +286,7 @@ class Blocks:
         for group, names in stretch.stored.items():
             bit = 1 << group
             for name in names:
-                block = known.get(name)
+                block = blocks.get(name)
                 if block is None:  # no event places it in a chain
                     continue
                 if not block.held:
@@ -297,9 +297,9 @@ class Blocks:
                 block.held |= bit
                 block.kept |= bit
                 block.reset &= ~bit
-                block.stored_at = at
+                block.stored_at = time_s
         for name in stretch.hashes:
-            if (block := known.get(name)) is not None and not block.held:
+            if (block := blocks.get(name)) is not None and not block.held:
                 self._let_go(name)
 
     def _link(self, name: Hash, block: Block) -> None:
@@ -320,10 +320,10 @@ class Blocks:
         if parent is not None and self._next.pop(parent, None) is not None:
             return
         row = self.roots[block.space] if parent is None else self._forks[parent]
-        at = bisect_left(row, block.tokens, key=itemgetter(0))
-        while row[at][1] != name:
-            at += 1
-        del row[at]
+        index = bisect_left(row, block.tokens, key=itemgetter(0))
+        while row[index][1] != name:
+            index += 1
+        del row[index]
         if not row and parent is None:
             del self.roots[block.space]
         elif not row and parent is not None:
@@ -336,7 +336,7 @@ class Blocks:
         only = self._next.get(parent)
         return self._forks.get(parent, ()) if only is None else ((self.known[only].tokens, only),)
 
-    def _remove(self, event: Removed, at: float, evicted: Evicted) -> None:
+    def _remove(self, event: Removed, time_s: float, evicted: Evicted) -> None:
         group = event.group_idx or 0
         bit = 1 << group
         evicted.blocks += len(event.block_hashes)
@@ -349,7 +349,7 @@ class Blocks:
                 continue
             block.held &= ~bit
             if block.stored_at:
-                evicted.ages_s[at - block.stored_at if at > block.stored_at else 0.0] += 1
+                evicted.ages_s[time_s - block.stored_at if time_s > block.stored_at else 0.0] += 1
             if not block.held:
                 self._let_go(name)
 
@@ -370,7 +370,7 @@ class Blocks:
         if not self.tier or not self.loads_told:
             return start
         held = range(start, len(names))
-        return next((at for at in held if names[at] not in self.tier), len(names))
+        return next((index for index in held if names[index] not in self.tier), len(names))
 
     def _let_go(self, name: Hash) -> None:
         self._gone[name] = None
@@ -419,9 +419,9 @@ class Blocks:
         Return the length of the common prefix in tokens, and the block; 0 and None if no block shares a token.
         """
         row = self._after(parent, space)
-        at = bisect_left(row, tokens, key=itemgetter(0))
+        index = bisect_left(row, tokens, key=itemgetter(0))
         best: tuple[int, Hash | None] = (0, None)
-        for other, name in row[max(0, at - 1) : at + 1]:
+        for other, name in row[max(0, index - 1) : index + 1]:
             best = max(best, (agreeing(other, tokens), name), key=itemgetter(0))
         return best
 
@@ -440,8 +440,8 @@ class Blocks:
     def other_space(self, prompt: bytes, size: int, space: Space, step: int) -> int:
         """Count the blocks with which this prompt begins under another salt of its adapter, as before step `step`."""
         others = [other for other in self.roots if other != space and other[0] == space[0]]
-        found = (seen_of(self.states(self.find(prompt, size, other)), step) for other in others)
-        return max(found, default=0)
+        counts = (seen_of(self.states(self.find(prompt, size, other)), step) for other in others)
+        return max(counts, default=0)
 
     def chain(self, parent: Hash | None) -> list[Hash]:
         """Return the chain of known blocks that ends with `parent`."""
@@ -458,8 +458,10 @@ class Blocks:
 
     def states(self, chain: Sequence[Hash]) -> list[State]:
         """Return what is known of the chain's blocks now."""
-        found = (self.known.get(name) for name in chain)
-        return [State(0, 0, 0, NEVER) if b is None else State(b.held, b.reset, b.kept, b.step) for b in found]
+        blocks = (self.known.get(name) for name in chain)
+        return [
+            State(0, 0, 0, NEVER) if b is None else State(b.held, b.reset, b.kept, b.step) for b in blocks
+        ]
 
     def reach(self, masks: Sequence[int]) -> int:
         """Count the blocks that a prompt would hit if the groups in `masks` (bits, one mask a block) held them."""

@@ -73,7 +73,9 @@ class Cache:
         while self.ages and self.ages[0][0] < batch.ts - AGES_S:
             self.ages.popleft()
         over = -(-(self.held_bytes - self.most_bytes) // BLOCK_BYTES)
-        while over > 0 and (count := max(self.blocks.values(), key=lambda one: one.remembered).forget(over)):
+        while over > 0 and (
+            count := max(self.blocks.values(), key=lambda each: each.remembered).forget(over)
+        ):
             over -= count
 
     def before(self, stretch: Stretch, blocks: Blocks) -> list[Hash]:
@@ -112,11 +114,11 @@ class Cache:
             self.complete and bool(self.blocks) and all(blocks.loads_told for blocks in self.blocks.values())
         )
 
-    def median_age_s(self, at: float) -> float | None:
+    def median_age_s(self, since: float) -> float | None:
         """Return the median age of the blocks that were evicted since then; None if there is none."""
         counts: Counter[float] = Counter()
         for when, ages_s in self.ages:
-            if when >= at:
+            if when >= since:
                 counts.update(ages_s)
         ages = sorted(counts)
         ends = list(accumulate(counts[age] for age in ages))

@@ -42,10 +42,10 @@ JSON = TypeVar("JSON")
 def lookup(host: str, port: int) -> list[str]:
     """Return the addresses of a name, of one family: a machine may have one of each."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    rows = [sorted({str(row[4][0]) for row in found if row[0] == family}) for family in FAMILIES]
+    rows = [sorted({str(row[4][0]) for row in answers if row[0] == family}) for family in FAMILIES]
     return next((row for row in rows if row), [])
 
 
@@ -89,7 +89,7 @@ def headers_of(texts: Sequence[str]) -> dict[str, str]:
 
 def _sendable(value: str, where: str) -> str:
     """Return the value if an HTTP header can hold it. UsageError names its place and not the value."""
-    if wrong := next((at for at, letter in enumerate(value, 1) if not " " <= letter <= "~"), 0):
+    if wrong := next((place for place, letter in enumerate(value, 1) if not " " <= letter <= "~"), 0):
         raise UsageError(
             f"{where} has a character that no HTTP header can hold, at place {wrong}",
             "give letters, digits and punctuation of ASCII",

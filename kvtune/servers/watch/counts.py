@@ -59,14 +59,16 @@ class Counts:
         return self.missed["unknown"] + self.missed["aborted"]
 
     def __add__(self, other: Counts) -> Counts:
-        return self._each(other, lambda one, another: one + another)
+        return self._each(other, lambda value, another: value + another)
 
     def __sub__(self, other: Counts) -> Counts:
-        return self._each(other, lambda one, less: max(0, one - less) if isinstance(one, int) else one - less)
+        return self._each(
+            other, lambda value, less: max(0, value - less) if isinstance(value, int) else value - less
+        )
 
     def copied(self, **more: Any) -> Counts:
         """Return the counts as they are now."""
-        return self._each(Counts(**more), lambda one, another: one + another)
+        return self._each(Counts(**more), lambda value, another: value + another)
 
     def _each(self, other: Counts, made: Callable[[Any, Any], Any]) -> Counts:
         names = (each.name for each in fields(Counts))

@@ -120,8 +120,8 @@ def _part(tally: Tally, tokens: int) -> str:
     return percent(tokens, tally.query_tokens) if tally.query_tokens else DASH
 
 
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Iterator[Section]:
@@ -163,15 +163,15 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     yield Section("next", "What would tell more", commands=more)
 
 
-def regime_section(found: Finding, name: str = "regime", of: str = "") -> Section:
+def regime_section(finding: Finding, name: str = "regime", of: str = "") -> Section:
     """Return what bounds a server, with the figures that say so and the one that would refute it."""
-    refuted = [f"refuted by: {found.refuted_by}"] if found.refuted_by else []
+    refuted = [f"refuted by: {finding.refuted_by}"] if finding.refuted_by else []
     return Section(
         name,
-        f"{of}{'what bounded' if of else 'What bounds'} it, by {count(found.looks)} looks in {found.seconds:.1f} s",
-        lead=found.sentence,
-        facts=tuple((fact.name, fact.value) for fact in found.facts),
-        notes=(*refuted, *found.missing),
+        f"{of}{'what bounded' if of else 'What bounds'} it, by {count(finding.looks)} looks in {finding.seconds:.1f} s",
+        lead=finding.sentence,
+        facts=tuple((fact.name, fact.value) for fact in finding.facts),
+        notes=(*refuted, *finding.missing),
     )
 
 
@@ -196,7 +196,9 @@ def _hits(shot: Snapshot) -> Section:
     if not causes:
         rows.append(("missed", *(_part(each, each.missed) for _, each in periods)))
     columns = [Column("prefix cache", folds=True, least=20)]
-    columns += [Column(name, rank=(1, 2, 0)[-len(periods) :][at]) for at, (name, _) in enumerate(periods)]
+    columns += [
+        Column(name, rank=(1, 2, 0)[-len(periods) :][index]) for index, (name, _) in enumerate(periods)
+    ]
     notes = []
     if shot.evicted_blocks_s is not None:
         age = (

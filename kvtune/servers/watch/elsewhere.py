@@ -61,7 +61,7 @@ class Elsewhere:
             if reach * other.size > self.held:
                 last = blocks[reach - 1]
                 self.held, self.stored_at = reach * other.size, last.stored_at if last is not None else 0.0
-        self.computed += [at < computed for at in range(len(self.computed), upto)]
+        self.computed += [index < computed for index in range(len(self.computed), upto)]
 
     def computed_until(self, start: int, end: int) -> int:
         """Return up to which of its blocks `start` to `end` other servers had computed all."""

@@ -64,8 +64,8 @@ def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
         with contextlib.suppress(ValueError):  # msgspec's errors, too
             source = msgspec.convert(fields, Source)
             ends = (source.endpoint, source.replay_endpoint or source.endpoint)
-            known = all(_is_known(end) for end in ends) and rank.isdecimal() and len(rank) < 5
-            if source.enable_kv_cache_events and source.publisher == "zmq" and known:
+            usual = all(_is_known(end) for end in ends) and rank.isdecimal() and len(rank) < 5
+            if source.enable_kv_cache_events and source.publisher == "zmq" and usual:
                 read[int(rank)] = source
     return read
 
@@ -78,7 +78,7 @@ class Named:
     listen: str = ""
 
     def __post_init__(self) -> None:
-        for option, address in (*(("--events", one) for one in self.events), ("--listen", self.listen)):
+        for option, address in (*(("--events", event) for event in self.events), ("--listen", self.listen)):
             if address and not _is_known(address):
                 raise UsageError(
                     f"{option} {address!r} is not the address of KV events",
@@ -115,12 +115,12 @@ def way(rank: int, source: Source, host: str, named: Named) -> Way:
             "`tcp://*:5557`"
         )
     replay = _opened(source.replay_endpoint, host, named) if source.replay_endpoint else ""
-    told = [source.endpoint] if source.server_binds and not connect else []
-    told += [source.replay_endpoint] if source.replay_endpoint and not replay else []
-    if told:
-        option = quoted(word for address in told for word in ("--events", address))
+    endpoints = [source.endpoint] if source.server_binds and not connect else []
+    endpoints += [source.replay_endpoint] if source.replay_endpoint and not replay else []
+    if endpoints:
+        option = quoted(word for address in endpoints for word in ("--events", address))
         notes.append(
-            f"the server names {' and '.join(map(one_line, told))}, which kvtune opens only if you name it, too: "
+            f"the server names {' and '.join(map(one_line, endpoints))}, which kvtune opens only if you name it, too: "
             f"add `{one_line(option)}` if it is right"
         )
     return Way(source.topic, connect, bind, replay, tuple(notes))

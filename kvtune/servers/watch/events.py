@@ -247,8 +247,8 @@ class Reader:
 
         socket = self._socket(zmq.SUB)
         self._subscribers[socket] = rank
-        told = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitors[socket.get_monitor_socket(told)] = rank
+        kinds = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitors[socket.get_monitor_socket(kinds)] = rank
         socket.setsockopt(zmq.SUBSCRIBE, chosen.topic.encode(errors="replace"))
         if chosen.bind:
             socket.bind(chosen.bind)

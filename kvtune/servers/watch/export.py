@@ -135,19 +135,19 @@ def _of_fleet(shot: FleetSnapshot, highest: Counter[str]) -> Iterator[Metric]:
         ),
     ):
         family = CounterMetricFamily(f"kvtune_{name}", text, labels=labels)
-        for one in shot.servers:
-            causes = {cause: tokens for cause, tokens in one.misses.items() if cause != "computing"}
+        for server in shot.servers:
+            causes = {cause: tokens for cause, tokens in server.misses.items() if cause != "computing"}
             counts = {
-                "prompt_tokens": one.hit_tokens + sum(causes.values()),
-                "hit_tokens": one.hit_tokens,
-                "evicted_blocks": one.evicted_blocks,
+                "prompt_tokens": server.hit_tokens + sum(causes.values()),
+                "hit_tokens": server.hit_tokens,
+                "evicted_blocks": server.evicted_blocks,
                 f"{OTHER_REPLICA}_tokens": causes.get(OTHER_REPLICA, 0),
             }
             if name in counts:
-                family.add_metric([one.url], counts[name])
+                family.add_metric([server.url], counts[name])
             else:
                 for cause in sorted({*PUBLISHED, *causes}):
-                    family.add_metric([one.url, cause], causes.get(cause, 0))
+                    family.add_metric([server.url, cause], causes.get(cause, 0))
         yield family
     for name, text, tokens in (
         ("prompt", "Prompt tokens of all servers that are compared", shot.fleet.prompt_tokens),
@@ -162,8 +162,8 @@ def _of_fleet(shot: FleetSnapshot, highest: Counter[str]) -> Iterator[Metric]:
         highest[name] = max(highest[name], tokens)
         yield CounterMetricFamily(f"kvtune_fleet_{name}_tokens", text, highest[name])
     up = GaugeMetricFamily("kvtune_server_up", "1: the server answered the last look", labels=["server"])
-    for one in shot.servers:
-        up.add_metric([one.url], one.down_since is None)
+    for server in shot.servers:
+        up.add_metric([server.url], server.down_since is None)
     yield up
 
 

@@ -72,10 +72,10 @@ class Facts:
         if self._asked >= TIMES or time.monotonic() < self._due:
             return
         self._asked, self._due = self._asked + 1, time.monotonic() + AGAIN_S
-        told = self.server.scheduler_limits(ASK_S)
-        if told is not None:
+        limits = self.server.scheduler_limits(ASK_S)
+        if limits is not None:
             self._asked = TIMES
-            seats, step_tokens = told
+            seats, step_tokens = limits
             given = self.given
             self.limits = replace(
                 self.limits, seats=given.seats or seats, step_tokens=given.step_tokens or step_tokens

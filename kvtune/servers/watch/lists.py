@@ -73,11 +73,11 @@ class Lists:
     def differ(self, where: Difference, new: int) -> None:
         """Count a prompt that differs there, with `new` tokens that no prompt had."""
         point, fresh = where
-        found = self.divergences.setdefault(point, fresh)
+        divergence = self.divergences.setdefault(point, fresh)
         self.divergences.move_to_end(point)
-        found.times += 1
-        found.new_tokens += new
-        found.later = fresh.later
+        divergence.times += 1
+        divergence.new_tokens += new
+        divergence.later = fresh.later
         if len(self.divergences) > MOST:
             self.divergences.popitem(last=False)
 

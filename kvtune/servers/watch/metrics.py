@@ -135,15 +135,15 @@ def _bound(text: str) -> float:
     return bound
 
 
-def read(text: str, at: float) -> Scrape:
+def read(text: str, time_s: float) -> Scrape:
     """Parse /metrics. UNREADABLE if the text is in another format, or has values that no server has."""
     from prometheus_client.parser import text_string_to_metric_families
 
     families = text_string_to_metric_families(wanted(text))
-    return scrape_of(((s.name, s.labels, s.value) for family in families for s in family.samples), at)
+    return scrape_of(((s.name, s.labels, s.value) for family in families for s in family.samples), time_s)
 
 
-def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], at: float) -> Scrape:
+def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], time_s: float) -> Scrape:
     """Make a Scrape of series: names, labels, values. WrongValue for values that no server has."""
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
@@ -180,7 +180,7 @@ def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], at: float
     if "kv_cache_usage_perc" in values:
         values["kv_cache_usage_perc"] /= count
     core = _settings(settings or "") if active else None
-    return Scrape(at, values, buckets, reasons, cache, model, count, started, core)
+    return Scrape(time_s, values, buckets, reasons, cache, model, count, started, core)
 
 
 def _settings(text: str) -> dict[str, Value]:

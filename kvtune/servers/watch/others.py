@@ -31,8 +31,8 @@ class Others:
         """Note what the other servers have of a prompt up to the end of this chunk, before its blocks are stored."""
         size, name = chunk.block_size, chunk.contents[0] if chunk.contents else 0
         there = [row for row in self.blocks() if row[0].size != size or name in row[0].contents]
-        known = prompt.blocks.known
-        before = [known[name] for name in prompt.chain if name in known] if there else []
+        blocks = prompt.blocks.known
+        before = [blocks[name] for name in prompt.chain if name in blocks] if there else []
         if not there or not prompt.rooted or len(before) < len(prompt.chain):
             prompt.elsewhere.computed += [False] * len(chunk.hashes)
             return
@@ -44,15 +44,15 @@ class Others:
     def one_block(self, stretch: Stretch) -> None:
         """Count a block that may be an answer's, or a prompt's that another server has."""
         name = stretch.contents[0] if stretch.contents else 0
-        holders = [(one, serves) for one, serves in self.blocks() if name and name in one.contents]
-        held = any(serves and one.known[one.contents[name]].held for one, serves in holders)
+        holders = [(blocks, serves) for blocks, serves in self.blocks() if name and name in blocks.contents]
+        held = any(serves and blocks.known[blocks.contents[name]].held for blocks, serves in holders)
         self.held += Bounds(0, stretch.block_size * held)
         self.kept += Bounds(0, stretch.block_size * bool(holders))
 
     def count(self, prompt: Prompt) -> None:
         """Count a prompt that is whole. Its last block may end with its last token, which no server hits."""
         size, there = prompt.size, prompt.elsewhere
-        held, known, own = there.held // size, prompt.known_until, prompt.on_ranks_until
+        held, computed, own = there.held // size, prompt.known_until, prompt.on_ranks_until
 
         def beyond(sure: int, most: int) -> Bounds:
             end = len(prompt.chain)
@@ -60,7 +60,7 @@ class Others:
             return Bounds(size * max(0, least), size * max(0, min(max(sure, most), end) - prompt.hit))
 
         self.held += beyond(held, there.most_held // size)
-        self.kept += beyond(known, there.most_computed // size)
-        if still := max(0, min(known, held) - own):
+        self.kept += beyond(computed, there.most_computed // size)
+        if still := max(0, min(computed, held) - own):
             self.still += size * still
             self.ages.append(prompt.last.at - there.stored_at)

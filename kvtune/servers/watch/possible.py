@@ -41,8 +41,8 @@ class Possible(msgspec.Struct, frozen=True):
 def possible(between: Between, shape: ModelShape | None, longest: int, event_block: int = 0) -> Possible:
     """`longest`: max_model_len, 0 if unknown. `event_block`: tokens of the largest block of which an event came."""
     last = between.last
-    said = last.cache.get("enable_prefix_caching")
-    caching = None if said is None else said == "True"
+    enabled = last.cache.get("enable_prefix_caching")
+    caching = None if enabled is None else enabled == "True"
     unit = _number(last, "prefix_match_unit") or max(last.block_size or 0, event_block) or None
     exact = shape is not None or bool(event_block) or bool(_number(last, "prefix_match_unit"))
     share = _short_share(last, unit) if unit and caching else None

@@ -174,10 +174,10 @@ def _scrapes(client: Client, answer: Sequence[_Series]) -> list[Scrape]:
     for series in answer:
         labels = dict(series.metric)
         name = labels.pop("__name__", "")
-        for at, text in series.values:
-            samples.setdefault(at, []).append((name, labels, _number(client, text)))
+        for time_s, text in series.values:
+            samples.setdefault(time_s, []).append((name, labels, _number(client, text)))
     try:
-        made = [scrape_of(samples[at], at) for at in sorted(samples)]
+        made = [scrape_of(samples[time_s], time_s) for time_s in sorted(samples)]
     except (WrongValue, KeyError) as error:
         raise KvtuneError(
             f"{client.base} has values that no server has: {one_line(str(error))[:200]}", "is it vLLM's?"
@@ -218,11 +218,11 @@ def _quoted(text: str) -> str:
 def document(hour: Hour) -> Document:
     """Return the answer: of each instance what bounded it for how long, then the figures of what was most."""
     most = Counter(each.most or "no data" for each in hour.instances)
-    said = ", ".join(f"{regime} {count(number)}" for regime, number in most.most_common())
+    regimes = ", ".join(f"{regime} {count(number)}" for regime, number in most.most_common())
     plural = "" if len(hour.instances) == 1 else "s"
     headline = (
         f"job {one_line(hour.job)}, the last hour, {count(len(hour.instances))} instance{plural}; "
-        f"for most of it: {said}"
+        f"for most of it: {regimes}"
     )
     return Document(
         name="kvtune watch",

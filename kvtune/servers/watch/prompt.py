@@ -143,14 +143,14 @@ class Prompt:
         }
         edges = zip(ends, accumulate(ends.values(), max), strict=True)
         blocks = split(len(self.chain), self.hit, edges, rest).misses
-        found = {cause: self.size * count for cause, count in blocks.items() if count}
-        return {"last_token": self.size} if found == {"computed_twice": self.size} else found
+        tokens = {cause: self.size * count for cause, count in blocks.items() if count}
+        return {"last_token": self.size} if tokens == {"computed_twice": self.size} else tokens
 
     def _salted_until(self) -> int:
         """Return its first blocks that were computed under another salt."""
         if self.on_ranks_until == len(self.chain) or not self.rooted or len(self.blocks.roots) < 2:
             return 0
-        known = self.blocks.known
-        before = (known[name].tokens for name in self.chain[: self.hit] if name in known)
+        blocks = self.blocks.known
+        before = (blocks[name].tokens for name in self.chain[: self.hit] if name in blocks)
         text = b"".join([*before, *self.tokens])
         return self.blocks.other_space(text, self.size, self.first.space, self.first.step)

@@ -140,7 +140,7 @@ class Recorded:
 
     def account(self, begun: float, seconds: float, answered: Sequence[Answered]) -> ServerAccount:
         """Return its counts since `begun`, with the requests of a log that it answered."""
-        reported = [one for one in answered if self.heard and one.asked.hit >= 0]
+        reported = [answer for answer in answered if self.heard and answer.asked.hit >= 0]
         lives, last = self.lives, self.last
         return ServerAccount(
             vllm=last.vllm,
@@ -156,10 +156,10 @@ class Recorded:
             requests=sum(life.requests for life in lives),
             loaded_tokens=sum(life.period.loaded_tokens for life in lives),
             parts=[_part(life, begun) for life in lives] if len(lives) > 1 else [],
-            logged=sum(one.tally is not None for one in answered),
+            logged=sum(answer.tally is not None for answer in answered),
             by_log=not self.told,
             reported=len(reported),
-            agree=sum(one.exact for one in reported),
+            agree=sum(answer.exact for answer in reported),
             prefixes=last.prefixes,
             divergences=last.divergences,
         )
@@ -276,23 +276,30 @@ def run_of(
     each, shot = list(recording.each.values()), recording.shot
     assert shot is not None
     begun, end = round(recording.begun, 3), round(recording.begun + recording.seconds, 3)
-    kept = [one.watched.kept_until for one in each if one.watched.kept_until is not None]
+    kept = [recorded.watched.kept_until for recorded in each if recorded.watched.kept_until is not None]
     rows, places, left = _placed(recording, within_recording(log, logged, begun, min([end, *kept])), log)
-    own = [[row for row, at in zip(rows, places, strict=True) if at == n] for n in range(len(each))]
-    answered = join_fleet([one.served(rows) for one, rows in zip(each, own, strict=True)])
-    by_line = {one.asked.line: one.tally for rows in answered for one in rows if one.tally is not None}
-    since, wall_s = recording.begun, end - recording.begun
-    accounts = [one.account(since, wall_s, rows) for one, rows in zip(each, answered, strict=True)]
-    server, (engine, _) = accounts[0], each[0].engine(allowed)
-    said = [
-        _notes(one, recording, account, allowed, bool(rows))
-        for one, account in zip(each, accounts, strict=True)
+    own = [
+        [row for row, served_by in zip(rows, places, strict=True) if served_by == n] for n in range(len(each))
     ]
-    notes = said[0]
+    answered = join_fleet([recorded.served(rows) for recorded, rows in zip(each, own, strict=True)])
+    by_line = {
+        recorded.asked.line: recorded.tally
+        for rows in answered
+        for recorded in rows
+        if recorded.tally is not None
+    }
+    since, wall_s = recording.begun, end - recording.begun
+    accounts = [recorded.account(since, wall_s, rows) for recorded, rows in zip(each, answered, strict=True)]
+    server, (engine, _) = accounts[0], each[0].engine(allowed)
+    notes_of = [
+        _notes(recorded, recording, account, allowed, bool(rows))
+        for recorded, account in zip(each, accounts, strict=True)
+    ]
+    notes = notes_of[0]
     if isinstance(shot, FleetSnapshot):
         server = _added(accounts, _fleet(recording, shot, answered))
-        engine = structs.replace(engine, engines=sum(one.last.engines for one in each))
-        named = zip(recording.each, said, strict=True)
+        engine = structs.replace(engine, engines=sum(recorded.last.engines for recorded in each))
+        named = zip(recording.each, notes_of, strict=True)
         notes = [*shot.notes, *(f"{url}: {note}" for url, notes in named for note in notes)]
     if left:
         notes.append(f"{left} requests of the log name no server that was recorded: they are left out")
@@ -352,32 +359,32 @@ def _placed(
     stored = [
         {
             event.session_id or ""
-            for got in one.batches
+            for got in recorded.batches
             for event in got.batch.events
             if isinstance(event, Stored)
         }
-        for one in recording.each.values()
+        for recorded in recording.each.values()
     ]
     names = [{url, urlsplit(url).netloc, str(n)} for n, url in enumerate(urls)]
     places = assigned(rows, stored, names)
-    known = [(row, place) for row, place in zip(rows, places, strict=True) if place >= 0]
-    if rows and not known:
+    placed = [(row, place) for row, place in zip(rows, places, strict=True) if place >= 0]
+    if rows and not placed:
         raise UsageError(
             f"{log} does not say which server served its requests",
             f"give each line its `replica`, such as {urls[0]}, or a session_id that the server sees",
         )
-    return [row for row, _ in known], [place for _, place in known], len(rows) - len(known)
+    return [row for row, _ in placed], [place for _, place in placed], len(rows) - len(placed)
 
 
 def _added(accounts: Sequence[ServerAccount], fleet: RecordedFleet) -> ServerAccount:
     """Return the account of several servers."""
     return ServerAccount(
         **structs.asdict(Tally.sum(accounts)),
-        **{name: sum(getattr(one, name) for one in accounts) for name in ADDED},
-        vllm=", ".join(sorted({one.vllm for one in accounts})),
+        **{name: sum(getattr(account, name) for account in accounts) for name in ADDED},
+        vllm=", ".join(sorted({account.vllm for account in accounts})),
         seconds=accounts[0].seconds,
-        events="on" if all(one.events == "on" for one in accounts) else "off",
-        complete=all(one.complete for one in accounts),
+        events="on" if all(account.events == "on" for account in accounts) else "off",
+        complete=all(account.complete for account in accounts),
         fleet=fleet,
     )
 
@@ -385,28 +392,31 @@ def _added(accounts: Sequence[ServerAccount], fleet: RecordedFleet) -> ServerAcc
 def _fleet(
     recording: Recording, shot: FleetSnapshot, answered: Sequence[Sequence[Answered]]
 ) -> RecordedFleet:
-    known = [one for own in answered for one in own]
+    requests = [each for own in answered for each in own]
     compared = [member for member in recording.servers.members.values() if member.model == shot.model]
-    blocks, size = _pools([one.watched for one in recording.each.values()])
+    blocks, size = _pools([each.watched for each in recording.each.values()])
     logged = funnel_of(
-        known,
+        requests,
         blocks,
         size,
         whole=all(member.whole and member.told for member in compared),
         remembered=not any(member.watched.account.forgotten for member in compared),
     )
     return RecordedFleet(
-        servers=shot.servers, funnel=shot.fleet, logged=logged if known else None, sessions=regrets(known)
+        servers=shot.servers,
+        funnel=shot.fleet,
+        logged=logged if requests else None,
+        sessions=regrets(requests),
     )
 
 
 def _pools(servers: Sequence[Watched]) -> tuple[int, int]:
     """Return the blocks of all pools, and their size; 0 where one LRU cache of them has no meaning."""
-    ranks = [blocks for one in servers for blocks in one.account.blocks.values()]
+    ranks = [blocks for watched in servers for blocks in watched.account.blocks.values()]
     groups = {group for blocks in ranks for group in blocks.groups.values()}
     if len(groups) != 1 or any(group.kind != FULL or group.window for group in groups):
         return 0, 0
-    scrapes = [one.last[0] for one in servers]
+    scrapes = [watched.last[0] for watched in servers]
     blocks = sum((scrape.blocks or 0) - scrape.engines for scrape in scrapes)  # each engine keeps one back
     return max(0, blocks), next(iter(groups)).block_size
 
@@ -415,20 +425,20 @@ def _core(settings: Mapping[str, Value] | None) -> CoreInfo:
     """Return the core that the server runs, by its /metrics."""
     if settings is None:
         return CoreInfo(name="stock", why="a running server was watched")
-    known = {name: value for name, value in settings.items() if name in CORE and CORE[name].is_legal(value)}
-    return CoreInfo(name="kvtune", active=True, settings={**CoreSettings().to_dict(), **known})
+    legal = {name: value for name, value in settings.items() if name in CORE and CORE[name].is_legal(value)}
+    return CoreInfo(name="kvtune", active=True, settings={**CoreSettings().to_dict(), **legal})
 
 
 def _flags(labels: dict[str, str], longest: int) -> list[str]:
     """Return the vLLM flags that give a replay the same pool and blocks."""
-    said = {
+    flags = {
         flag: labels[label]
         for label, flag in FLAGS.items()
         if labels.get(label, "None") not in ("None", "none", "") and not labels[label].startswith("-")
     }
     if longest:
-        said["max-model-len"] = str(longest)
-    return [word for flag, value in said.items() for word in (f"--{flag}", value)]
+        flags["max-model-len"] = str(longest)
+    return [word for flag, value in flags.items() for word in (f"--{flag}", value)]
 
 
 def _settings(labels: dict[str, str]) -> dict[str, object]:

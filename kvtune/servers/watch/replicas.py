@@ -43,8 +43,8 @@ class OneCache:
         text, step = packed(tokens), 4 * self._size
         name = self._names.setdefault((0, salt.encode()), len(self._names) + 1)
         names = []
-        for at in range(0, len(text) - step + 1, step):
-            name = self._names.setdefault((name, text[at : at + step]), len(self._names) + 1)
+        for start in range(0, len(text) - step + 1, step):
+            name = self._names.setdefault((name, text[start : start + step]), len(self._names) + 1)
             names.append(name)
         return names
 
@@ -58,7 +58,7 @@ class OneCache:
 
 def one_cache(rows: Iterable[Logged], capacity: int, size: int) -> int:
     """Return the tokens that a log's requests hit in one cache. An answer without ids takes no room."""
-    moments = [(at or 0.0, n, row) for row in rows for n, at in enumerate((row.t1, row.t0))]
+    moments = [(time_s or 0.0, n, row) for row in rows for n, time_s in enumerate((row.t1, row.t0))]
     cache, hits = OneCache(capacity, size), 0
     for _, sent, row in sorted(moments, key=lambda moment: moment[:2]):
         if sent:
@@ -76,13 +76,13 @@ def funnel_of(
     `blocks`: of all pools, which vLLM can use; 0: one cache is not told. `size`: of a block. `whole`: every event of
     every server was read. `remembered`: no block was forgotten.
     """
-    known = [one for one in answered if one.tally is not None]
-    asked = sum(one.tally.query_tokens for one in known if one.tally is not None)
-    held, kept = sum(one.held for one in known), sum(one.kept for one in known)
-    together = one_cache((one.asked for one in known), blocks, size) if blocks and size else None
+    judged = [answer for answer in answered if answer.tally is not None]
+    asked = sum(answer.tally.query_tokens for answer in judged if answer.tally is not None)
+    held, kept = sum(answer.held for answer in judged), sum(answer.kept for answer in judged)
+    together = one_cache((answer.asked for answer in judged), blocks, size) if blocks and size else None
     return Funnel(
         prompt_tokens=asked,
-        as_routed=sum(one.tally.hit_tokens for one in known if one.tally is not None),
+        as_routed=sum(answer.tally.hit_tokens for answer in judged if answer.tally is not None),
         best_replica=Range(held, held if whole else asked),
         one_cache=None if together is None else Range(together, together),
         everything=Range(kept, kept if whole and remembered else asked),
@@ -92,22 +92,22 @@ def funnel_of(
 def regrets(answered: Iterable[Answered]) -> list[SessionRegret]:
     """Return the sessions whose requests another server had more of, those that lost most first."""
     rows: dict[str, list[Answered]] = {}
-    for one in answered:
-        if one.tally is not None and (name := one.asked.session or one.asked.kind):
-            rows.setdefault(name, []).append(one)
-    found = [
+    for answer in answered:
+        if answer.tally is not None and (name := answer.asked.session or answer.asked.kind):
+            rows.setdefault(name, []).append(answer)
+    sessions = [
         SessionRegret(
-            sum(len(one.asked.prompt) for one in own),
-            sum(one.tally.hit_tokens for one in own if one.tally is not None),
+            sum(len(answer.asked.prompt) for answer in own),
+            sum(answer.tally.hit_tokens for answer in own if answer.tally is not None),
             session=name,
             requests=len(own),
-            replicas=len({one.asked.replica for one in own}),
-            best_tokens=sum(one.held for one in own),
+            replicas=len({answer.asked.replica for answer in own}),
+            best_tokens=sum(answer.held for answer in own),
         )
         for name, own in rows.items()
     ]
-    found.sort(key=lambda row: row.best_tokens - row.hit_tokens, reverse=True)
-    return [row for row in found[:MOST_SESSIONS] if row.best_tokens > row.hit_tokens]
+    sessions.sort(key=lambda row: row.best_tokens - row.hit_tokens, reverse=True)
+    return [row for row in sessions[:MOST_SESSIONS] if row.best_tokens > row.hit_tokens]
 
 
 def assigned(rows: Iterable[Logged], sessions: Sequence[Set[str]], names: Sequence[Set[str]]) -> list[int]:
@@ -119,8 +119,8 @@ def assigned(rows: Iterable[Logged], sessions: Sequence[Set[str]], names: Sequen
     places = []
     for row in rows:
         if row.replica:
-            found = [at for at, own in enumerate(names) if row.replica in own]
+            servers = [server for server, own in enumerate(names) if row.replica in own]
         else:
-            found = [at for at, own in enumerate(sessions) if row.session and row.session in own]
-        places.append(found[0] if len(found) == 1 else -1)
+            servers = [server for server, own in enumerate(sessions) if row.session and row.session in own]
+        places.append(servers[0] if len(servers) == 1 else -1)
     return places

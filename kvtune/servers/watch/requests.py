@@ -76,8 +76,8 @@ class Line:
     held: int = 0
     kept: int = 0
 
-    def runs(self, at: float) -> bool:
-        return (self.asked.t0 or 0.0) - SLACK_S <= at <= (self.asked.t1 or 0.0) + SLACK_S
+    def runs(self, time_s: float) -> bool:
+        return (self.asked.t0 or 0.0) - SLACK_S <= time_s <= (self.asked.t1 or 0.0) + SLACK_S
 
     def has(self, prefix: bytes, stretch: Stretch) -> bool:
         """Whether it goes on with the blocks of a stretch after these tokens, with the first of them at least."""
@@ -122,8 +122,8 @@ class Requests:
     def open(self, number: int, asked: Logged) -> None:
         """A request is sent; `number` is larger than those before."""
         self._names[number] = asked.name
-        known = self.earlier.sent(number, asked.prompt, asked.salt)
-        self._open[number] = Line(asked, packed(asked.prompt), known)
+        earlier = self.earlier.sent(number, asked.prompt, asked.salt)
+        self._open[number] = Line(asked, packed(asked.prompt), earlier)
 
     def first(self, number: int) -> None:
         """Its prompt is computed, unless it has ended already."""
@@ -162,11 +162,11 @@ class Requests:
 
     def _owner(self, prefix: bytes, stretch: Stretch) -> Line | None:
         """Return the request that computed a stretch after these tokens: one that goes on there, or that fits best."""
-        found = [line for line in self._running(stretch) if line.has(prefix, stretch)]
+        lines = [line for line in self._running(stretch) if line.has(prefix, stretch)]
         start = len(prefix) // 4
-        goes_on = next((line for line in found if line.hit >= 0 and line.done == start), None)
+        goes_on = next((line for line in lines if line.hit >= 0 and line.done == start), None)
         return goes_on or max(
-            found, key=lambda line: (line.hit < 0, line.asked.hit in (-1, start)), default=None
+            lines, key=lambda line: (line.hit < 0, line.asked.hit in (-1, start)), default=None
         )
 
     def _running(self, stretch: Stretch) -> list[Line]:
@@ -202,27 +202,27 @@ class Requests:
         """Judge a request that has ended. `by_events`: all events since it was sent have come."""
         if (line := self._open.pop(number, None)) is None:
             return None
-        asked, known, estimate = line.asked, line.known, -1
+        asked, earlier, estimate = line.asked, line.known, -1
         if self.cache is not None and by_events:
             if line.edges is None:
                 line.hit = len(asked.prompt) // self._size * self._size * self._stored
                 self._read(line, *self._holder(line))
             estimate = line.hit
         hit = asked.hit if asked.hit >= 0 else estimate
-        agrees, edges = known.edges.seen, line.edges
+        agrees, edges = earlier.edges.seen, line.edges
         if edges is not None and estimate == hit:
             agrees = max(agrees, edges.seen)
         else:
-            edges = replace(known.edges, unit=self._size)
+            edges = replace(earlier.edges, unit=self._size)
             if hit > edges.untold:  # another prompt was computed, that is not known
                 edges = replace(edges, whole=False)
         return Answered(
             asked,
             edges.tally(len(asked.prompt), hit) if hit >= 0 else None,
             agrees,
-            self._names.get(known.like, ""),
+            self._names.get(earlier.like, ""),
             estimate,
-            known.differs,
+            earlier.differs,
             held=max(hit, line.held),
             kept=max(hit, line.held, line.kept),
         )
@@ -235,8 +235,8 @@ class Requests:
     def _holder(self, line: Line) -> tuple[Blocks | None, Space]:
         """Return the rank and the space that hold the longest part of this prompt."""
 
-        def live(found: tuple[Blocks, Space]) -> int:
-            blocks, space = found
+        def live(rank: tuple[Blocks, Space]) -> int:
+            blocks, space = rank
             return blocks.live(blocks.find(line.prompt, self._size, space))
 
         return max(self._spaces(line.asked.salt), key=live, default=(None, NO_SPACE))
@@ -254,10 +254,10 @@ class Requests:
     def _read(self, line: Line, blocks: Blocks | None, space: Space, step: int = NEVER) -> None:
         """Note up to where this rank, the others and other servers had a prompt when it was looked up."""
         assert self.cache is not None
-        size, prompt, known = self._size, line.prompt, line.known.edges
+        size, prompt, earlier = self._size, line.prompt, line.known.edges
         ranks = [other for other in self.cache.blocks.values() if other is not blocks]
         stored = salted = live = reset = kept = 0
-        seen = 0 if ranks else known.seen  # the log does not tell which rank has a prompt
+        seen = 0 if ranks else earlier.seen  # the log does not tell which rank has a prompt
         if blocks is not None:
             states = blocks.states(blocks.find(prompt, size, space))
             stored = size * seen_of(states, step)
@@ -269,16 +269,16 @@ class Requests:
         line.held = max((held for held, _ in there), default=0)
         replica = max((computed for _, computed in there), default=0)
         line.kept = max(replica, self.reach(line)[1]) if there else 0
-        salted = max(salted, known.salted)
-        sure, tail, untold = max(elsewhere, known.seen, salted), stored + size - 1, known.untold
+        salted = max(salted, earlier.salted)
+        sure, tail, untold = max(elsewhere, earlier.seen, salted), stored + size - 1, earlier.untold
         if self.cache.complete:
-            if known.whole and stored <= max(sure, untold):
+            if earlier.whole and stored <= max(sure, untold):
                 tail = min(untold, tail) if untold > sure else 0
             untold = 0
         if salted > tail:  # of what another salt has for sure, nothing is left to guess
             tail = 0
         line.edges = replace(
-            known,
+            earlier,
             unit=size,
             seen=seen,
             reset=size * reset if reset > live else 0,
@@ -287,7 +287,7 @@ class Requests:
             salted=salted,
             tail=tail,
             untold=untold,
-            whole=known.whole or self.cache.complete,
+            whole=earlier.whole or self.cache.complete,
             replica=replica,
         )
 
@@ -322,18 +322,18 @@ def join(
 
 def join_fleet(servers: Sequence[Served]) -> list[list[Answered]]:
     """Judge the log of each server, in order of time over all of them."""
-    judges = [Requests(one.cache, one.size, whole=one.whole) for one in servers]
+    judges = [Requests(served.cache, served.size, whole=served.whole) for served in servers]
     moments: list[tuple[float, int, int, int | Received | None]] = []
-    rows = [sorted(one.asked, key=lambda row: row.t0 or 0.0) for one in servers]
-    for place, one in enumerate(servers):
+    rows = [sorted(served.asked, key=lambda row: row.t0 or 0.0) for served in servers]
+    for place, served in enumerate(servers):
         judges[place].others = [other for other in judges if other is not judges[place]]
-        moments += [(at, -1, place, None) for at in one.restarts]
+        moments += [(time_s, -1, place, None) for time_s in served.restarts]
         for number, row in enumerate(rows[place]):
             begun, first, ended = row.t0 or 0.0, row.cached_at or 0.0, row.t1 or 0.0
-            last = 3 if one.cache is not None or ended <= begun else -1
+            last = 3 if served.cache is not None or ended <= begun else -1
             moments += [(begun, 0, place, number), (ended, last, place, number)]
             moments += [(first, 1, place, number)] if first < ended else []
-        moments += [(got.batch.ts, 2, place, got) for got in one.received]
+        moments += [(got.batch.ts, 2, place, got) for got in served.received]
     answered: list[list[Answered]] = [[] for _ in servers]
     for _, kind, place, what in sorted(moments, key=itemgetter(0, 1)):
         requests = judges[place]

@@ -113,10 +113,10 @@ class View:
     def _lines(self, shot: Snapshot | FleetSnapshot | None, width: int, height: int) -> Sequence[str]:
         if self._help:
             return [*HELP[: height - 1], KEYS][:height]
-        said = self._said or (f"paused; p goes on   {KEYS}" if self._paused else "")
+        status = self._said or (f"paused; p goes on   {KEYS}" if self._paused else "")
         if shot is None:
-            return [said[:width]]
-        return lines(shot, width, height, sort=tuple(SORTS)[self._sort], paused=said)
+            return [status[:width]]
+        return lines(shot, width, height, sort=tuple(SORTS)[self._sort], paused=status)
 
     def _press(self, key: str, shot: Snapshot | FleetSnapshot | None) -> None:
         if key:

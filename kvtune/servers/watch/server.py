@@ -90,8 +90,8 @@ class Server:
         try:
             scrape = metrics.read(text, time.time())
         except metrics.UNREADABLE as error:
-            said = f": {one_line(str(error))[:200]}" if isinstance(error, metrics.WrongValue) else ""
-            raise KvtuneError(f"{self.base}/metrics is not in Prometheus' format{said}", NOT_VLLM) from None
+            detail = f": {one_line(str(error))[:200]}" if isinstance(error, metrics.WrongValue) else ""
+            raise KvtuneError(f"{self.base}/metrics is not in Prometheus' format{detail}", NOT_VLLM) from None
         if not scrape.values:
             raise KvtuneError(f"{self.base}/metrics has no series of vLLM", f"it is {NOT_VLLM}")
         return scrape
@@ -120,12 +120,12 @@ class Server:
         """
         try:
             answer = self.client.ask("GET", INFO, None, seconds, MOST_BYTES)
-            found = self.client.read(answer, INFO, _Info).vllm_config.scheduler_config
+            config = self.client.read(answer, INFO, _Info).vllm_config.scheduler_config
         except SilentError:
             return None
         except KvtuneError:
             return 0, 0
-        return found.max_num_seqs, found.max_num_scheduled_tokens or found.max_num_batched_tokens
+        return config.max_num_seqs, config.max_num_scheduled_tokens or config.max_num_batched_tokens
 
     def event_sources(self) -> dict[int, Source]:
         """Return the event sources by rank; empty if events are off, or if vLLM (before 0.31) cannot name them."""

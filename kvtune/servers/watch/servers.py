@@ -191,15 +191,15 @@ class Member:
         return anew
 
     def _count(self, shot: Snapshot, now: float) -> None:
-        totals, others, told = self.watched.totals, self.others or Others(list), self.told
+        totals, others, tells = self.watched.totals, self.others or Others(list), self.told
         came = (shot.requests or 0) - self._answered  # the counter falls when the server starts anew
         self._answered = shot.requests or 0
         reader = self.watched.reader
         batches = sum(stream.last for stream in reader.streams.values()) if reader is not None else -1
         counts = totals.copied(
             requests=self.counts.requests + (came if came >= 0 else self._answered),
-            held=others.held if told else Bounds(),
-            kept=others.kept if told else Bounds(),
+            held=others.held if tells else Bounds(),
+            kept=others.kept if tells else Bounds(),
             still=others.still,
         )
         self._blind = max(self._blind, self.hearing.heed(shot, batches, counts, now))

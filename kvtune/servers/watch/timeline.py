@@ -142,11 +142,13 @@ class Timeline:
             **{name: [row.counts[name] for row in rows] for name in (*COUNTED, *DERIVED)},
         }
         misses = [
-            (at, cause, count) for at, row in enumerate(rows) for cause, count in sorted(row.misses().items())
+            (index, cause, count)
+            for index, row in enumerate(rows)
+            for cause, count in sorted(row.misses().items())
         ]
         times = [
-            (at, what, above, nan if upto == inf else upto, count)
-            for at, row in enumerate(rows)
+            (index, what, above, nan if upto == inf else upto, count)
+            for index, row in enumerate(rows)
             for (what, above, upto), count in sorted(row.times.items())
         ]
         return {
@@ -210,7 +212,7 @@ def _row(before: tuple[Scrape, Mark, int], after: tuple[Scrape, Mark, int], lost
 
 def _times(first: Scrape, last: Scrape, anew: bool) -> Counter[Bucket]:
     """Return the counts of the histograms' buckets between two scrapes."""
-    found: Counter[Bucket] = Counter()
+    counts: Counter[Bucket] = Counter()
     for what, series in TIMES.items():
         before = {} if anew else first.buckets.get(series, {})
         upto, below = last.buckets.get(series, {}), 0.0
@@ -218,9 +220,9 @@ def _times(first: Scrape, last: Scrape, anew: bool) -> Counter[Bucket]:
         for bound in sorted(upto):
             grown = upto[bound] - before.get(bound, 0.0)
             if grown > below:
-                found[what, low, bound] = int(grown - below)
+                counts[what, low, bound] = int(grown - below)
             low, below = bound, max(below, grown)
-    return found
+    return counts
 
 
 def _known(value: float | None) -> float:

@@ -199,9 +199,9 @@ class Totals(Counts):
     def _mark(self, look: Look, came: Counter[str]) -> Mark:
         if look.prompts is not None and look.idle:
             self._uncounted = look.queries - look.prompts
-        known = self.missed - sum((one.causes for one in self._waiting), Counter[str]())
+        closed = self.missed - sum((each.causes for each in self._waiting), Counter[str]())
         mark = Mark(look.at, self.copied(), tuple(self._waiting), self.unexplained)
-        mark.counts.missed = known
+        mark.counts.missed = closed
         mark.computing, mark.idle = self.computing(look), look.idle
         mark.came, mark.came_loaded = came.total() - came["answers"] - came["loaded"], came["loaded"]
         self._marks.append(mark)

@@ -211,19 +211,19 @@ class Watched:
         self.version, self.model = self.server.version(), scrape.model
         if self.facts is not None:
             self.facts.ask()
-        found = self.server.event_sources()
+        sources = self.server.event_sources()
         dead = self.reader is not None and self.reader.problem
-        if dead or found != (self.reader.sources if self.reader is not None else {}):
+        if dead or sources != (self.reader.sources if self.reader is not None else {}):
             if self.reader is not None:
                 self.reader.close()
             for rank in list(self.account.blocks):
                 self.account.forget(rank)
-            self._listen(found)
+            self._listen(sources)
             self._events()
 
-    def _listen(self, found: Mapping[int, Source]) -> None:
-        found = found or sources_named(self.named)
-        self.reader = Reader(found, host_of(self.server.base), self.named).start() if found else None
+    def _listen(self, sources: Mapping[int, Source]) -> None:
+        sources = sources or sources_named(self.named)
+        self.reader = Reader(sources, host_of(self.server.base), self.named).start() if sources else None
         end = time.monotonic() + HISTORY_S
         while self.reader is not None and not self.reader.ready.wait(0.05) and time.monotonic() < end:
             self._events()
@@ -390,14 +390,17 @@ class Watched:
             texts={row.first: self._text(root) for root, row in prefixes} if self.with_text else {},
             divergences=[
                 ServerDivergence(
-                    position=one.position, first=named(one.root), times=one.times, new_tokens=one.new_tokens
+                    position=point.position,
+                    first=named(point.root),
+                    times=point.times,
+                    new_tokens=point.new_tokens,
                 )
-                for one in points
+                for point in points
             ],
             restarts=self.restarts,
             notes=self._notes(events, last),
             served=served(last),
-            differences=[self._difference(one) for one in points] if self.with_text else [],
+            differences=[self._difference(point) for point in points] if self.with_text else [],
             **self._beside(short, events),
         )
 
@@ -416,11 +419,11 @@ class Watched:
     def _before(self, seconds: float) -> _Look:
         """Return the newest look that is at least this many seconds older than the last look; else the oldest."""
         last = self._looks[-1]
-        found = self._looks[0]
+        oldest = self._looks[0]
         for look in self._looks:
             if look.scrape.at <= last.scrape.at - seconds:
-                found = look
-        return found
+                oldest = look
+        return oldest
 
     def _heard(self) -> bool:
         return self.events.state == "on"
@@ -461,7 +464,7 @@ class Watched:
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
         """Return the prefixes of more than one prompt, each with its first block, those with most tokens first."""
-        found = [
+        rows = [
             (
                 root,
                 ServerPrefix(
@@ -475,8 +478,8 @@ class Watched:
             for root, prefix in self.account.lists.prefixes.items()
             if prefix.visits > 1
         ]
-        found.sort(key=lambda pair: pair[1].hit_tokens + pair[1].lost_tokens, reverse=True)
-        return found[:SHOWN]
+        rows.sort(key=lambda pair: pair[1].hit_tokens + pair[1].lost_tokens, reverse=True)
+        return rows[:SHOWN]
 
     def _text(self, root: Hash) -> str:
         """Return the first words of a prefix."""
@@ -484,11 +487,13 @@ class Watched:
         return self._words(block.tokens[: 4 * WORDS] if block is not None else b"")
 
     def _points(self) -> list[Divergence]:
-        found = sorted(self.account.lists.divergences.values(), key=lambda one: one.new_tokens, reverse=True)
-        return found[:SHOWN]
+        points = sorted(
+            self.account.lists.divergences.values(), key=lambda point: point.new_tokens, reverse=True
+        )
+        return points[:SHOWN]
 
-    def _difference(self, one: Divergence) -> DifferenceText:
-        return DifferenceText(*(self._words(tokens) for tokens in (one.before, one.earlier, one.later)))
+    def _difference(self, point: Divergence) -> DifferenceText:
+        return DifferenceText(*(self._words(tokens) for tokens in (point.before, point.earlier, point.later)))
 
     def _words(self, tokens: bytes) -> str:
         """Return the text of packed tokens. The server is asked only once for the same ones."""

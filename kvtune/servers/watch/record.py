@@ -316,15 +316,22 @@ def run_of(
         notes=notes,
         extra=Extras(server=server, misses=Tally.sum(by_line.values()).misses),
     )
-    tables: dict[str, Table] = recording.timeline.tables(since)
-    if not isinstance(shot, FleetSnapshot):
-        columns = zip(("t_s", *OF_SHOT, *SERVED), zip(*each[0].rows, strict=True), strict=True)
+    return Run(header, _tables(recording, rows, places, by_line))
+
+
+def _tables(
+    recording: Recording, rows: Sequence[Logged], places: Sequence[int], by_line: Mapping[int, Tally]
+) -> dict[str, Table]:
+    tables: dict[str, Table] = recording.timeline.tables(recording.begun)
+    several = isinstance(recording.shot, FleetSnapshot)
+    if not several:
+        columns = zip(("t_s", *OF_SHOT, *SERVED), zip(*recording.only.rows, strict=True), strict=True)
         tables["server"] = table_of("server", {name: np.array(values) for name, values in columns})
     if rows:
-        tables["requests"] = requests_table(rows, by_line, since)
-    if rows and isinstance(shot, FleetSnapshot):
-        tables["requests"]["engine"] = np.array(places)
-    return Run(header, tables)
+        tables["requests"] = requests_table(rows, by_line, recording.begun)
+        if several:
+            tables["requests"]["engine"] = np.array(places)
+    return tables
 
 
 def _notes(

@@ -30,11 +30,16 @@ from kvtune.servers.watch.servers import Servers
 from kvtune.servers.watch.watched import Watched
 from tests.servers.watch.fleets import Asked, Truth, truth
 
-ROUTERS: dict[str, Callable[[int, int, int], int]] = {
-    "round robin": lambda number, session, servers: number % servers,
-    "session hash": lambda number, session, servers: session % servers,
-    "sticky": lambda number, session, servers: 0 if number % 8 else 1 + number // 8 % (servers - 1),
+ROUTERS: dict[str, Callable[[int, int, int, Sequence[int]], int]] = {
+    "round robin": lambda number, session, servers, text: number % servers,
+    "session hash": lambda number, session, servers, text: session % servers,
+    "sticky": lambda number, session, servers, text: 0 if number % 8 else 1 + number // 8 % (servers - 1),
+    "least loaded, with noise": lambda number, session, servers, text: random.Random(number).randrange(
+        servers
+    ),
+    "the first words": lambda number, session, servers, text: sum(text[100:170]) % servers,
 }
+"""Which server gets a request: by its number, its session, and its text, of which all begin alike."""
 WORDS = range(10, 410)
 
 
@@ -61,7 +66,7 @@ class Client:
             for number in range(requests):
                 session = self.draw.randrange(self.sessions)
                 text = self.texts.get(session) or [*self.system, *self.words(self.draw.randrange(20, 200))]
-                base = self.bases[ROUTERS[router](number, session, len(self.bases))]
+                base = self.bases[ROUTERS[router](number, session, len(self.bases), text)]
                 row = self.send(http, base, session, text)
                 grown = [*text, *row.answer, *self.words(self.draw.randrange(10, 60))]
                 self.texts[session] = grown if len(grown) < 900 else []

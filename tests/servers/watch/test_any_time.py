@@ -154,7 +154,9 @@ def load(kind: str, server: Server, draw: random.Random) -> list[tuple[float, As
     return made
 
 
-@pytest.mark.parametrize("every_s", [0.5, 15.0, *(pytest.param(each, marks=pytest.mark.full) for each in (0.1, 1.0))])
+@pytest.mark.parametrize(
+    "every_s", [0.5, 15.0, *(pytest.param(each, marks=pytest.mark.full) for each in (0.1, 1.0))]
+)
 @pytest.mark.parametrize("kind", ["idle", "aborts", "long", "preempted"])
 def test_after_minutes_without_rest_every_token_has_its_cause(kind: str, every_s: float) -> None:
     draw = random.Random(f"{kind} {every_s}")

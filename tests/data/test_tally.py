@@ -19,7 +19,7 @@ TALLIES = st.builds(
 )
 OWN = {
     "kvtune/data/tally.py:Hits",
-    "kvtune/servers/watch/totals.py:Counts",
+    "kvtune/servers/watch/counts.py:Counts",
     "kvtune/servers/watch/totals.py:Look",
 }
 """The struct; and a server's counters, whose misses get their causes later."""

@@ -110,9 +110,8 @@ class Account(Cache):
             self.tokens["answers"] += prompt.size * prompt.singles
             prompt.drop_singles()
         whole = self.complete and (self.others is None or self.others.known)
-        causes = prompt.causes("cold" if prompt.rooted and whole else "unknown")
-        self.tokens.update(causes)
-        if self.others is not None and "last_token" not in causes:
+        self.tokens.update(prompt.causes(whole=whole))
+        if self.others is not None and not prompt.one_held:
             self.others.count(prompt)
         if prompt.rooted:
             size, seen = prompt.size, prompt.seen

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kvtune.data.causes import UNTOLD
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -56,7 +58,7 @@ class Counts:
     @property
     def untold(self) -> int:
         """Missed tokens of whole blocks of which nobody knows whether they were computed before."""
-        return self.missed["unknown"] + self.missed["aborted"]
+        return sum(self.missed[cause] for cause in UNTOLD)
 
     def __add__(self, other: Counts) -> Counts:
         return self._each(other, lambda value, another: value + another)

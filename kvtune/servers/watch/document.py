@@ -163,12 +163,13 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     yield Section("next", "What would tell more", commands=more)
 
 
-def regime_section(finding: Finding, name: str = "regime", of: str = "") -> Section:
+def regime_section(finding: Finding, name: str = "regime", whose: str = "") -> Section:
     """Return what bounds a server, with the figures that say so and the one that would refute it."""
     refuted = [f"refuted by: {finding.refuted_by}"] if finding.refuted_by else []
     return Section(
         name,
-        f"{of}{'what bounded' if of else 'What bounds'} it, by {count(finding.looks)} looks in {finding.seconds:.1f} s",
+        f"{whose}{'what bounded' if whose else 'What bounds'} it, "
+        f"by {count(finding.looks)} looks in {finding.seconds:.1f} s",
         lead=finding.sentence,
         facts=tuple((fact.name, fact.value) for fact in finding.facts),
         notes=(*refuted, *finding.missing),

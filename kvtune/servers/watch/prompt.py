@@ -129,22 +129,26 @@ class Prompt:
         """Its first blocks that a server had computed."""
         return max(self.on_ranks_until, self.elsewhere.computed_until(self.seen, len(self.chain)))
 
-    def causes(self, rest: str) -> dict[str, int]:
-        """Return the tokens that it computed by cause. `rest`: the cause of what nobody had computed."""
+    @property
+    def one_held(self) -> bool:
+        """Whether it computed one block, which was held: that of its last token."""
+        return self.held[0] - self.hit == 1 == len(self.chain) - self.hit
+
+    def causes(self, *, whole: bool) -> dict[str, int]:
+        """Return the tokens that it computed by cause. `whole`: all that was computed before it is known."""
         live, reset, kept = self.held
-        ends = {
-            "computed_twice": live,
-            "reset": reset,
-            "evicted": kept,
-            "not_retained": self.seen,
-            "other_engine": self.on_ranks_until,
-            OTHER_REPLICA: self.known_until,
-            "other_salt": self._salted_until(),
-        }
-        edges = zip(ends, accumulate(ends.values(), max), strict=True)
-        blocks = split(len(self.chain), self.hit, edges, rest).misses
-        tokens = {cause: self.size * count for cause, count in blocks.items() if count}
-        return {"last_token": self.size} if tokens == {"computed_twice": self.size} else tokens
+        edges = [
+            ("last_token" if self.one_held else "computed_twice", live),
+            ("reset", reset),
+            ("evicted", kept),
+        ]
+        edges += [("not_retained", self.seen), ("other_engine", self.on_ranks_until)]
+        edges += [(OTHER_REPLICA, self.known_until), ("other_salt", self._salted_until())]
+        upto = accumulate((edge for _, edge in edges), max)
+        rising = [(cause, edge) for (cause, _), edge in zip(edges, upto, strict=True)]
+        rest = "cold" if whole and self.rooted else "unknown"
+        blocks = split(len(self.chain), self.hit, rising, rest).misses
+        return {cause: self.size * count for cause, count in blocks.items() if count}
 
     def _salted_until(self) -> int:
         """Return its first blocks that were computed under another salt."""

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from kvtune.base.errors import KvtuneError, UsageError
-from kvtune.data.causes import OTHER_REPLICA
+from kvtune.data.causes import OTHER_REPLICA, UNSEEN
 from kvtune.data.run.extras import ServerShare
 from kvtune.data.run.funnel import Funnel, Range
 from kvtune.data.run.ranges import Number
@@ -230,7 +230,7 @@ class Servers:
     _read: float = 0.0
     _waiting: list[tuple[Member, Received]] = field(default_factory=list)
     """Batches that are still to be counted."""
-    _cold: int = 0
+    _unseen: int = 0
     """Tokens never seen, at the last look at which no server's blocks had been forgotten."""
     _forgot: bool = False
 
@@ -390,10 +390,11 @@ class Servers:
         smallest = min(filter(None, sizes.values()), default=0)
         # Of a prompt's last part of a block, only a server with smaller blocks may have some.
         parts = sum(max(0, sizes.get(each.url, 0) - smallest) * each.gained.requests for each in compared)
+        unseen = sum(counts.missed[cause] for cause in UNSEEN)
         self._forgot = self._forgot or any(member.watched.account.forgotten for member in compared)
         if not self._forgot:
-            self._cold = counts.missed["cold"]
-        forgotten = max(0, counts.missed["cold"] - self._cold)
+            self._unseen = unseen
+        forgotten = max(0, unseen - self._unseen)
         return FleetSnapshot(
             at=time.time(),
             model=model,

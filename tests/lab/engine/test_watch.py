@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +25,7 @@ from kvtune.data.layout.models import builtin, engine_defaults
 from kvtune.data.run.file import read_run
 from tests.lab.engine.serving import free_port, metric, served
 from tests.servers.watch.load import Load, send_all, write
+from tests.servers.watch.played import alone
 from tests.servers.watch.traffic import Traffic
 from tests.tokenizers import make_tokenizer
 
@@ -323,3 +327,62 @@ def test_a_terminal_under_load_at_a_resize_and_over_a_restart(tmp_path: Path, pa
         pane.until(lambda text: "never seen before" in text)
         pane.tmux("send-keys", "-t", "w", "q")
         pane.until(lambda text: "ended 0" in text)
+
+
+async def _hurried(base: str, lengths: Sequence[int], patience: float) -> list[int]:
+    """Send prompts one after another, so that the server never rests. A third of the clients break off.
+
+    Their prompts are whole blocks of 32. Return the lengths of those that were answered.
+    """
+    answered: list[int] = []
+
+    async def ask(number: int, length: int, seconds: float) -> None:
+        prompt = [10 + (number * 7919 + n * 31) % 400 for n in range(length)]
+        body = {"model": "tiny-llama", "prompt": prompt, "max_tokens": 40, "ignore_eos": True}
+        with contextlib.suppress(httpx.TimeoutException):
+            async with httpx.AsyncClient(timeout=seconds) as client:
+                (await client.post(f"{base}/v1/completions", json=body)).raise_for_status()
+                answered.append(length)
+
+    tasks = []
+    for number, length in enumerate(lengths):
+        breaks = number % 3 == 1 and length < 10_000
+        tasks.append(asyncio.create_task(ask(number, length, patience if breaks else 600)))
+        await asyncio.sleep(1.0)
+    await asyncio.gather(*tasks)
+    return answered
+
+
+def test_clients_that_break_off_and_long_prompts_leave_every_other_cause_right(tmp_path: Path) -> None:
+    lengths = [700 + 13 * n if n % 3 != 1 else 6_400 + 32 * n for n in range(24)]
+    lengths += [38_000, 6_400, 777, 903]
+    more = {"max_model_len": "40000", "max_num_batched_tokens": "256", "num_gpu_blocks_override": "4000"}
+    with stock(tmp_path, "tiny-llama", **more) as base:
+        group = alone(base)
+        try:
+            group.start()
+            shots, stop = [], threading.Event()
+
+            def look() -> None:
+                while not stop.wait(0.25):
+                    shots.append(group.look())
+
+            looking = threading.Thread(target=look)
+            looking.start()
+            answered = asyncio.run(_hurried(base, lengths, 0.5))
+            time.sleep(3)
+            stop.set()
+            looking.join()
+            time.sleep(11)
+            shot = group.look()
+        finally:
+            group.close()
+    period = shot.periods["since start"]
+    assert sorted(answered)[-1] == 38_000 and len(answered) < len(lengths)
+    misses, asked = Counter(period.misses), sum(answered)
+    tails = sum(length % 32 for length in answered)
+    single = misses["tails"] - tails  # chunks of one block: they may be an answer's
+    assert single in range(0, 32 * len(lengths), 32) and not period.hit_tokens
+    assert misses["cold"] >= asked - tails - single
+    assert misses.total() == period.query_tokens
+    assert set(misses) <= {"cold", "tails", "aborted"} and misses["aborted"] and not period.recomputed

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvtune.requests.text.decoded import Decoded
 from kvtune.requests.text.divergence import Divergence, Piece
-from kvtune.requests.text.edits import LEAST, Edit, Shapes, Span, Work, between
+from kvtune.requests.text.edits import LEAST, Edit, Span, between
 
 ORDERS = ("tools", "examples", "documents", "keys", "order")
 """Kinds of edits that are mended by one order of the parts. Of the others the text is moved behind what is shared."""
@@ -51,19 +51,17 @@ class Both(NamedTuple):
     new: Decoded
 
 
-def changes_of(divergence: Divergence, texts: Both | None, shapes: Shapes) -> tuple[Change, ...]:
-    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows.
-
-    `shapes`: what the caller keeps from one prompt to the next.
-    """
+def changes_of(divergence: Divergence, texts: Both | None) -> tuple[Change, ...]:
+    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows."""
     if texts is not None:
         changes = []
-        for edit in between(texts.old.parts, texts.new.parts, Work(shapes=shapes)):
+        for edit in between(texts.old.parts, texts.new.parts):
             here = _tokens(edit.new_span, texts.new)
             after = _after(divergence, here[edit.kind not in ORDERS])
             if after:
-                old, new = _tokens(edit.old_move, texts.old), _tokens(edit.new_move, texts.new)
-                pieces = _same_lines(texts, edit) if edit.kind in ORDERS else ()
+                moved = edit.moved or (edit.old_span, edit.new_span)
+                old, new = _tokens(moved[0], texts.old), _tokens(moved[1], texts.new)
+                pieces = _same_lines(texts, moved) if edit.kind in ORDERS else ()
                 changes.append(Change(edit, _first(edit, texts), old, new, after, pieces))
         if changes or _shared_text(divergence, texts.new) < LEAST:
             return tuple(changes)
@@ -106,13 +104,13 @@ def _of_pieces(divergence: Divergence) -> tuple[Change, ...]:
     )
 
 
-def _same_lines(texts: Both, edit: Edit) -> tuple[Piece, ...]:
+def _same_lines(texts: Both, moved: tuple[Span, Span]) -> tuple[Piece, ...]:
     """Return the lines in another order that both prompts have, as pieces of tokens."""
     was: dict[str, list[Span]] = {}
-    for line, span in _lines(texts.old, edit.old_move):
+    for line, span in _lines(texts.old, moved[0]):
         was.setdefault(line, []).append(span)
     pieces = []
-    for line, (start, end) in _lines(texts.new, edit.new_move):
+    for line, (start, end) in _lines(texts.new, moved[1]):
         if same := was.get(line):
             first, last = same.pop(0)
             if last - first == end - start:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.requests.text.edits import LEAST, MOST, STEPS, Edit, Shapes, Work, between, edits
-from kvtune.requests.text.kinds import KINDS
+from kvtune.requests.text.edits import LEAST, MOST, STEPS, Edit, Work, between, edits
+from kvtune.requests.text.kinds import KINDS, atoms, masked
 from kvtune.requests.text.parts import of_text
 from tests.requests.text.dialogues import CHANGES, dialogue, judged, pair
 from tests.requests.text.dialogues import anthropic as to_anthropic
@@ -286,7 +286,7 @@ def test_random_edits_of_dialogues_are_named() -> None:
 
 
 def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
-    """Two prompts are compared as others were of which the same values differ: the edits are those of a first time."""
+    """Two prompts are compared after others, with and without work left: the edits are those of a first time."""
     pairs = [pair(seed) for seed in range(40)]
     for n in range(40):
         lines = [
@@ -295,11 +295,14 @@ def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
             for m in (n, 59 - n)
         ]
         pairs.append((openai(f"{lines[0]}\n{RULES}"), openai(f"{lines[1]}\n{RULES}"), []))
-    shapes: Shapes = {}
     for old, new, _ in pairs:
-        edits(old, new, Work(2000, shapes))  # with little work left, which must not show in what is kept
-        assert edits(old, new, Work(shapes=shapes)) == edits(old, new)
-    assert shapes
+        edits(old, new, Work(2000))  # with little work left, which must not show in what is kept
+    assert all(kept.cache_info().currsize for kept in (atoms, masked))
+    for old, new, _ in pairs:
+        named = edits(old, new)
+        for kept in (atoms, masked):
+            kept.cache_clear()
+        assert edits(old, new) == named
 
 
 @pytest.mark.parametrize("form", [dict, to_anthropic], ids=["openai", "anthropic"])

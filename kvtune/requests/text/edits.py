@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
@@ -25,7 +25,7 @@ LEAST = 128
 LONG = 400
 """Characters of a line; a longer one is cut after sentences, commas and brackets."""
 MOST = 64
-"""Edits of two prompts that are told apart."""
+"""Edits of two prompts that are told apart; then as many parts are named as a whole."""
 SHOWN = 200
 """Characters that are kept of a text that differs."""
 STEPS = 2_000_000
@@ -33,10 +33,13 @@ STEPS = 2_000_000
 VERSION = 0.5
 """Least share of words that two lines have in common of which one may be a version of the other."""
 SHORT = 80
-"""Characters of two lines that are compared word by word, however unlike they are."""
-UNLIKE = 0.3
+"""Characters of two lines, or of a part, that are compared word by word, however unlike they are."""
+TELLING = 3
+"""Most characters of a line that does not tell which line it is."""
 CONTEXT = 3
 """Lines up to one that stands elsewhere, in which a heading tells what it is."""
+LEADING = ("system", "developer", "prompt")
+"""Roles of parts of which a prompt has one in one place."""
 LISTS = ("examples", "documents", "order")
 """Kinds of texts in another order or choice: one edit in each part of a prompt."""
 SAME_TEXT = ("keys", "whitespace", "unicode")
@@ -147,18 +150,7 @@ class Text(NamedTuple):
     end: int
 
     def cut(self, start: int, end: int) -> Text:
-        return Text(self.text[start:end], self.start + start, self.start + end)
-
-
-class _Pieces:
-    """A text in pieces: its lines, or the atoms of a line."""
-
-    def __init__(self, pieces: Sequence[str], start: int) -> None:
-        self.pieces = pieces
-        self.starts = list(accumulate(map(len, pieces), initial=start))
-
-    def text(self, low: int, high: int) -> Text:
-        return Text("".join(self.pieces[low:high]), self.starts[low], self.starts[high])
+        return Text(self.text[start - self.start : end - self.start], start, end)
 
 
 def _of_parts(parts: Sequence[Part], start: int = 0) -> Text:
@@ -204,7 +196,8 @@ def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) 
             edits[-1] = _joined(run, edits[-1], follows)
         else:
             edits.append(replace(run, follows=follows))
-    return [edit for edit in edits[::-1] if edit.follows >= LEAST or edit.kind == "compaction"]
+    counted = [edit for edit in edits[::-1] if edit.follows >= LEAST or edit.kind == "compaction"]
+    return counted[: 2 * MOST]
 
 
 def _is_one_edit(edit: Edit, next_: Edit) -> bool:
@@ -228,92 +221,85 @@ def _runs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[Run]
     yield from order
     end = Part("", "", "text", "")
     old, new = ([*parts, replace(end, start=_of_parts(parts).end)] for parts in (old, new))
-    pairs = _pairs(old, new, work)
-    was, now = (
-        set(range(len(old))).difference(i for i, _ in pairs),
-        set(range(len(new))).difference(j for _, j in pairs),
-    )
-    moved = {old[i].text for i in was if old[i].text.strip()} & {new[j].text for j in now}
+    moved = _in_both((part.text for part in old), (part.text for part in new))
     last_i = last_j = 0
-    for i, j in pairs:
+    for i, j in _pairs(old, new, work):
         yield from _alone(old[last_i:i], new[last_j:j], (old[i].start, new[j].start), moved)
         yield from _compared(old[i], new[j], work)
         last_i, last_j = i + 1, j + 1
 
 
+def _in_both(old: Iterable[str], new: Iterable[str]) -> set[str]:
+    """Return the texts that are long enough to be told from others, and that both have as often."""
+    was, now = Counter(old), Counter(new)
+    return {text for text in was if len(text) > TELLING and was[text] == now[text]}
+
+
 def _in_one_order(old: Sequence[Part], new: Sequence[Part]) -> tuple[list[Edit], Sequence[Part]]:
     """Return the edit of tools in another order, and the old parts with their tools in the new order."""
     was, now = ({part.place: part for part in parts if part.what == "tool"} for parts in (old, new))
-    names = [name for name in was if name in now], [name for name in now if name in was]
-    if names[0] == names[1]:
+    before, after = [was[name] for name in was if name in now], [now[name] for name in now if name in was]
+    head, tail = _equal_ends([part.place for part in before], [part.place for part in after])
+    if head == len(before):
         return [], old
-    head, tail = _equal_ends(*names)
-    texts = []
-    for places, tools in zip(names, (was, now), strict=True):
-        text = _of_parts([tools[name] for name in places[head : len(places) - tail]])
-        texts.append(text._replace(text=" ".join(name.removeprefix("tool ") for name in places[head:])))
-    edit = _edit("tools", Part("tools", "tool", "tool", "", 0, head + 1), texts[0], texts[1])
-    sorted_ = iter([was[name] for name in names[1]])
+    texts = [
+        _of_parts(tools[head : len(tools) - tail])._replace(
+            text=" ".join(part.place.removeprefix("tool ") for part in tools[head:])
+        )
+        for tools in (before, after)
+    ]
+    part = Part("tools", "tool", "tool", "", 0, head + 1)
+    edit = _edit(kind_of(Difference("tools", part)), part, texts[0], texts[1])
+    sorted_ = iter([was[part.place] for part in after])
     return [edit], [next(sorted_) if part.what == "tool" and part.place in now else part for part in old]
 
 
-def _pairs(old: Sequence[Part], new: Sequence[Part], work: Work) -> list[tuple[int, int]]:
-    """Pair each new part with the old one that it is, or changes: a tool by its name, a message by its likeness."""
+def _pairs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[tuple[int, int]]:
+    """Pair each new part with the old one that it is, or else with the first of which it is another version."""
     keys = [[(part.role, part.what, part.text) for part in parts] for parts in (old, new)]
-    pairs: list[tuple[int, int]] = []
     for equal, i1, i2, j1, j2 in _aligned(keys[0], keys[1], work):
+        as_many = i2 - i1 if i2 - i1 == j2 - j1 else 0
         if equal:
-            pairs += zip(range(i1, i2), range(j1, j2), strict=True)
+            yield from zip(range(i1, i2), range(j1, j2), strict=True)
         elif i2 - i1 == 1 or work.take((i2 - i1) * (j2 - j1)):
-            as_many = i2 - i1 if i2 - i1 == j2 - j1 else 0
-            for j, part in enumerate(new[j1:j2], j1):
-                i = _partner(old, range(i1, i2), part, as_many, work)
-                if i is not None:
-                    pairs.append((i, j))
+            for j in range(j1, j2):
+                versions = (i for i in range(i1, i2) if _is_version(old[i], new[j], as_many, work))
+                if (i := next(versions, -1)) >= 0:
+                    yield i, j
                     i1 = i + 1
-    return pairs
 
 
-def _partner(old: Sequence[Part], places: Sequence[int], part: Part, as_many: int, work: Work) -> int | None:
-    """Return which old part a new one changes. `as_many`: parts in both prompts there, 0: not as many."""
-    same = [i for i in places if (old[i].role, old[i].what) == (part.role, part.what)]
-    if part.what in ("tool", "flag"):
-        return next((i for i in same if old[i].place == part.place), None)
-    only = part.role in ("system", "developer", "prompt") or part.what in ("result", "call")
-    anyway = as_many == 1 or (as_many > 1 and only)
-    if anyway and len(same) == 1:
-        return same[0]
-    alike = []
-    for i in same:
-        texts = old[i].text[:JUDGED], part.text[:JUDGED]
-        alike.append(likeness(*texts) if work.take(sum(map(len, texts))) else 0.0)
-    most = max(alike, default=0.0)
-    return same[alike.index(most)] if same and (anyway or most >= LIKE) else None
+def _is_version(old: Part, new: Part, as_many: int, work: Work) -> bool:
+    """Whether this is a tool of the same name, or a message that is like the other. `as_many`: parts that both prompts
+    have there, 0: one has more.
+    """
+    if (old.role, old.what) != (new.role, new.what):
+        return False
+    if new.what in ("tool", "flag"):
+        return old.place == new.place
+    if as_many == 1 or (as_many and (new.role in LEADING or new.what in ("result", "call"))):
+        return True
+    texts = old.text[:JUDGED], new.text[:JUDGED]
+    return work.take(sum(map(len, texts))) and likeness(*texts) >= LIKE
 
 
 def _alone(gone: Sequence[Part], come: Sequence[Part], next_: Span, moved: Collection[str]) -> Iterator[Edit]:
-    """Name the parts between two pairs, which only one prompt has: tools, flags and moved parts one by one."""
-    turns: tuple[list[Part], list[Part]] = [], []
-    groups: list[tuple[Sequence[Part], Sequence[Part]]] = []
+    """Name the parts before a pair that one prompt has: tools, flags and moved parts one by one, turns together."""
+    groups: dict[int, tuple[list[Part], list[Part]]] = {}
     for side, parts in ((1, come), (0, gone)):
         for part in parts:
-            if part.what in ("tool", "flag") or part.text in moved:
-                groups.append(([], [part]) if side else ([part], []))
-            else:
-                turns[side].append(part)
-    summary = all(turns) and kind_of(Difference("parts", turns[1][0], gone=turns[0], come=turns[1]))
-    groups += [turns] if summary else [([], turns[1]), (turns[0], [])]
-    for some, others in groups:
-        if some or others:
+            apart = part.what in ("tool", "flag") or part.text in moved
+            groups.setdefault(id(part) if apart else 0, ([], []))[side].append(part)
+    for both in groups.values():
+        sides: list[tuple[list[Part], list[Part]]] = [both]
+        if all(both) and not kind_of(Difference("parts", both[1][0], gone=both[0], come=both[1])):
+            sides = [([], both[1]), (both[0], [])]
+        for some, others in sides:
             part = (others or some)[0]
             old, new = _of_parts(some, next_[0]), _of_parts(others, next_[1])
-            kind = kind_of(
-                Difference(
-                    "parts", part, old.text, new.text, moved=part.text in moved, gone=some, come=others
-                )
-            )
+            difference = Difference("parts", part, moved=part.text in moved, gone=some, come=others)
             place = part.place.partition(".")[0] if part.text in moved else part.place
-            yield _edit(kind, replace(part, place=place, text=""), old, new)
+            yield _edit(kind_of(difference), replace(part, place=place, text=""), old, new)
 
 
 def _compared(was: Part, now: Part, work: Work) -> Iterator[Run]:
@@ -328,19 +314,20 @@ def _compared(was: Part, now: Part, work: Work) -> Iterator[Run]:
     lines = [part.text.splitlines(keepends=True) for part in (was, now)]
     first, last = _equal_ends(lines[0], lines[1]) if now.what in ("text", "reasoning") else (0, 0)
     head, tail = (len("".join(some)) for some in (lines[1][:first], lines[1][len(lines[1]) - last :]))
-    old, new = (text.cut(head, len(text.text) - tail) for text in (old, new))
+    old, new = (text.cut(text.start + head, text.end - tail) for text in (old, new))
     yield head
-    if kind := kind_of(Difference("text", now, old.text, new.text)):
+    kind = kind_of(Difference("text", now, old.text, new.text))
+    if not kind and now.what != "flag" and 2 * len(new.text) > len(now.text) > SHORT:
+        kind = "other" if likeness(was.text[:JUDGED], now.text[:JUDGED]) < LIKE else ""
+    if kind:
         yield from _trimmed(kind, now, old, new)
     else:
-        rest = [old, new]
+        ends = old.start, new.start
         for run in _Lines(now, old, new, work).runs():
             if work.edits >= MOST:
-                yield from _trimmed("other", now, rest[0], rest[1])
+                yield from _trimmed("other", now, old.cut(ends[0], old.end), new.cut(ends[1], new.end))
                 break
-            if isinstance(run, Edit):
-                ends = run.old_span[1] - old.start, run.new_span[1] - new.start
-                rest = [text.cut(end, len(text.text)) for text, end in zip((old, new), ends, strict=True)]
+            ends = (run.old_span[1], run.new_span[1]) if isinstance(run, Edit) else ends
             yield run
     yield tail
 
@@ -350,7 +337,7 @@ def _trimmed(kind: str, part: Part, old: Text, new: Text) -> Iterator[Run]:
     head, tail = (0, 0) if kind == "cleared" else _equal_ends(old.text, new.text)
     yield head
     label = masked(new.text[:head].rpartition("\n")[2][-NEAR:])
-    texts = [text.cut(head, len(text.text) - tail) for text in (old, new)]
+    texts = [text.cut(text.start + head, text.end - tail) for text in (old, new)]
     yield _edit(kind, part, texts[0], texts[1], label)
     yield len(new.text) - head if kind in SAME_TEXT else tail
 
@@ -359,7 +346,7 @@ _CUT = re.compile(r"(?<=[.!?;] )|(?<=[,}\]])(?=[ \"{\[])")
 _PIECE = re.compile(rf"(?s).{{1,{LONG}}}(?:\s|$)|.{{1,{LONG}}}")
 
 
-def _lines_of(text: str) -> list[str]:
+def _cut(text: str) -> list[str]:
     """Return the lines of a text; one that is long is cut."""
     lines: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -368,18 +355,22 @@ def _lines_of(text: str) -> list[str]:
     return list(filter(None, lines))
 
 
+def _starts(texts: Iterable[str], start: int) -> list[int]:
+    return list(accumulate(map(len, texts), initial=start))
+
+
 class _Lines:
     """The lines of two texts."""
 
     def __init__(self, part: Part, old: Text, new: Text, work: Work) -> None:
-        self._part, self._whole, self._work = part, (old, new), work
-        self._was, self._now = (_Pieces(_lines_of(text.text), text.start) for text in (old, new))
-        was, now = (Counter(filter(_tells, side.pieces)) for side in (self._was, self._now))
-        self._gone, self._come = was - now, now - was
+        self._part, self._old, self._new, self._work = part, old, new, work
+        self._was, self._now = _cut(old.text), _cut(new.text)
+        self._starts = _starts(self._was, old.start), _starts(self._now, new.start)
+        self._both = _in_both(self._was, self._now)
 
     def runs(self) -> Iterator[Run]:
-        was, now = self._was.pieces, self._now.pieces
-        if not self._gone and not self._come and len(was) == len(now):
+        was, now = self._was, self._now
+        if len(was) == len(now) and all(line in self._both or len(line) <= TELLING for line in was + now):
             yield from self._block(0, len(was), 0, len(now))
             return
         for equal, i1, i2, j1, j2 in _aligned(list(map(masked, was)), list(map(masked, now)), self._work):
@@ -387,12 +378,11 @@ class _Lines:
 
     def _block(self, i1: int, i2: int, j1: int, j2: int) -> Iterator[Run]:
         """Name lines that only one text has, or that stand in another order; pair others."""
-        was, now = self._was.pieces, self._now.pieces
-        moved = self._moved(was[i1:i2], now[j1:j2])
+        moved = self._moved(self._was[i1:i2], self._now[j1:j2])
         if moved or i1 == i2 or j1 == j2:
-            yield self._edit(self._was.text(i1, i2), self._now.text(j1, j2), moved)
+            yield self._edit(i1, i2, j1, j2, moved=moved)
             return
-        while i1 < i2 and j1 < j2 and i2 - i1 != j2 - j1 and likeness(was[i1], now[j1]) < VERSION:
+        while i1 < i2 and j1 < j2 and i2 - i1 != j2 - j1 and likeness(self._was[i1], self._now[j1]) < VERSION:
             gone = i2 - i1 > j2 - j1
             yield from self._block(i1, i1 + gone, j1, j1 + (not gone))
             i1, j1 = i1 + gone, j1 + (not gone)
@@ -401,47 +391,36 @@ class _Lines:
         if i2 - i1 != j2 - j1:
             yield from self._block(i1 + both, i2, j1 + both, j2)
 
-    def _edit(self, old: Text, new: Text, moved: bool, *around: str) -> Edit:
+    def _edit(self, i1: int, i2: int, j1: int, j2: int, *around: str, moved: bool) -> Edit:
+        old = self._old.cut(self._starts[0][i1], self._starts[0][i2])
+        new = self._new.cut(self._starts[1][j1], self._starts[1][j2])
         kind = kind_of(Difference("lines", self._part, old.text, new.text, around=around, moved=moved))
-        return _edit(kind, self._part, old, new, moved=self._whole if kind in LISTS else ())
+        return _edit(kind, self._part, old, new, moved=(self._old, self._new) if kind in LISTS else ())
 
     def _moved(self, was: Sequence[str], now: Sequence[str]) -> bool:
         """Whether these lines stand elsewhere in the other text, or most of them in another order here."""
-        old, new = list(filter(_tells, was)), list(filter(_tells, now))
-        both = (
-            [line for line in old if line not in self._gone],
-            [line for line in new if line not in self._come],
-        )
+        old, new = ([line for line in lines if line in self._both] for lines in (was, now))
         if not was or not now:
-            return both == (old, new) and bool(old or new)
-        return sorted(both[0]) == sorted(both[1]) and 2 * sum(map(len, both[0])) > sum(map(len, was))
+            telling = [line for line in (was or now) if len(line) > TELLING]
+            return bool(telling) and telling == (old or new)
+        return sorted(old) == sorted(new) and 2 * sum(map(len, old)) > sum(map(len, was))
 
-    def _versions(self, i: int, j: int, count: int) -> Iterator[Run]:
+    def _versions(self, i1: int, j1: int, count: int) -> Iterator[Run]:
         """Compare lines in pairs."""
-        for n in range(count):
-            old, new = self._was.text(i + n, i + n + 1), self._now.text(j + n, j + n + 1)
-            elsewhere = [
-                _tells(old.text) and old.text not in self._gone,
-                _tells(new.text) and new.text not in self._come,
-            ]
-            if old.text.rstrip("\n") == new.text.rstrip("\n"):
-                yield len(new.text)
-            elif all(elsewhere) or (any(elsewhere) and masked(old.text) != masked(new.text)):
-                before = self._part.text[: new.end - self._part.start].splitlines()[-CONTEXT:]
-                yield self._edit(old, new, True, "\n".join(before))
-            elif (
-                len(old.text) + len(new.text) > SHORT
-                and masked(old.text) != masked(new.text)
-                and likeness(old.text, new.text) < UNLIKE
-            ):
-                yield self._edit(old, new, False)
+        for i, j in zip(range(i1, i1 + count), range(j1, j1 + count), strict=True):
+            old, new = self._was[i], self._now[j]
+            if old.rstrip("\n") == new.rstrip("\n"):
+                yield len(new)
+                continue
+            same, elsewhere = masked(old) == masked(new), [old in self._both, new in self._both]
+            if all(elsewhere) or (any(elsewhere) and not same):
+                before = self._part.text[: self._starts[1][j + 1] - self._part.start].splitlines()
+                yield self._edit(i, i + 1, j, j + 1, "\n".join(before[-CONTEXT:]), moved=True)
+            elif not same and len(old) + len(new) > SHORT and likeness(old, new) < LIKE:
+                yield self._edit(i, i + 1, j, j + 1, moved=False)
             else:
-                yield from _line(self._part, old, new, self._work)
-
-
-def _tells(line: str) -> bool:
-    """Whether a line tells which line it is."""
-    return len(line) > 3
+                old_line = self._old.cut(*self._starts[0][i : i + 2])
+                yield from _line(self._part, old_line, self._new.cut(*self._starts[1][j : j + 2]), self._work)
 
 
 _LABELLED = re.compile(r"\W*[\w -]{0,40}[:=]?[\s\"']*")
@@ -472,10 +451,8 @@ def _spans(old: Text, new: Text, work: Work) -> list[tuple[Text, Text]]:
     for equal, *block in _aligned(was, now, work):
         if not equal:
             kept = was[joined[-1][1] : block[0]] if joined else ()
-            if joined and len(kept) <= 2 and all(atom.what in ("space", "mark") for atom in kept):
+            if joined and len(kept) <= 2 and all(what in ("space", "mark") for what, _ in kept):
                 block = [joined[-1][0], block[1], joined.pop()[2], block[3]]
             joined.append(block)
-    olds, news = (
-        _Pieces([atom.text for atom in some], text.start) for some, text in ((was, old), (now, new))
-    )
-    return [(olds.text(i1, i2), news.text(j1, j2)) for i1, i2, j1, j2 in joined]
+    olds, news = _starts((atom for _, atom in was), old.start), _starts((atom for _, atom in now), new.start)
+    return [(old.cut(olds[i1], olds[i2]), new.cut(news[j1], news[j2])) for i1, i2, j1, j2 in joined]

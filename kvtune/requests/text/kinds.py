@@ -11,13 +11,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvtune.base.bounded import Scan
-from kvtune.requests.text.parts import Part
+from kvtune.requests.text.parts import Part, What
 
 _CLEAR = r"(?:Jan(?:uary)?|Feb(?:ruary)?|April|June|July|Sept(?:ember)?|Sep|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
 _MONTH = rf"(?:{_CLEAR}|Mar(?:ch)?|Apr|May|Jun|Jul|Aug(?:ust)?)\b\.?"
@@ -60,14 +59,10 @@ KEPT = 1024
 """Lines whose atoms are kept: a line is compared with the one of the prompt before, and of the one after."""
 
 
-class Atom(NamedTuple):
-    what: str
-    text: str
-
-
 @lru_cache(maxsize=KEPT)
-def atoms(text: str) -> tuple[Atom, ...]:
-    return tuple([Atom(_WHAT[match.lastgroup or "mark"], match[0]) for match in _ATOM.finditer(text)])
+def atoms(text: str) -> tuple[tuple[str, str], ...]:
+    """Cut a text into atoms: what each is, and its text."""
+    return tuple([(_WHAT[match.lastgroup or "mark"], match[0]) for match in _ATOM.finditer(text)])
 
 
 @lru_cache(maxsize=KEPT)
@@ -165,14 +160,17 @@ class Difference:
 
     def _values(self) -> Iterator[str]:
         yield from (key for key in ("header", "reminder") if all(map(_LABEL[key].search, self.around)))
-        was, now = ({atom.what for atom in atoms(text)} - {"space", "mark"} for text in (self.old, self.new))
+        was, now = ({what for what, _ in atoms(text)} - {"space", "mark"} for text in (self.old, self.new))
         yield from (key for what, key in _SURE.items() if what in was & now)
-        if was and now:
-            near, dated = self.label[-NEAR:], bool((was | now) & {"number", "time", "date"})
-            for key, label in _LABEL.items():
-                text = near + self.old + self.new if key == "flag" else near
-                if label.search(text) and (dated or key not in ("date", "time")):
-                    yield "counter" if key == "user" and was | now == {"number"} else key
+        near, dated = self.label[-NEAR:], bool((was | now) & {"number", "time", "date"})
+        for key, label in _LABEL.items() if was or now else ():
+            text = near + self.old + self.new if key == "flag" else near
+            if (
+                ((was and now) or key == "flag")
+                and (dated or key not in ("date", "time"))
+                and label.search(text)
+            ):
+                yield "counter" if key == "user" and was | now == {"number"} else key
         if not self.same_words:
             yield from (key for what, key in _UNLABELLED.items() if what in was & now)
             yield from ["counter"] if was == now == {"number"} else []
@@ -182,67 +180,39 @@ class Difference:
         was, now = (sorted(WORD.findall(text)) for text in (self.old, self.new))
         return len(was) > 1 and was == now
 
-    @property
-    def _shuffled(self) -> bool:
-        """Whether the same texts stand in another order."""
-        return self.moved or (
-            self.scope in ("line", "value") and self.several and not self.value and self.same_words
-        )
 
-    def _listed(self, heading: re.Pattern[str]) -> bool:
-        """Whether what differs is the choice or the order of items below or with such headings."""
-        unknown = self.scope in ("lines", "value") and self.value in ("", "counter")
-        texts = self.around or tuple(filter(None, (self.old, self.new)))
-        return (unknown or self._shuffled) and all(map(heading.search, texts))
-
-    @property
-    def _is_summary(self) -> bool:
-        """Whether several turns were replaced by a shorter text that says it is a summary."""
-        texts = [part.text for part in self.come if part.what == "text"]
-        shorter = sum(map(len, texts)) < sum(len(part.text) for part in self.gone)
-        return len(self.gone) > 1 and shorter and any(map(_SUMMARY.search, texts))
-
-    @property
-    def _was_cleared(self) -> bool:
-        shorter = len(self.old) >= 4 * len(self.new)
-        of_tool = self.scope == "text" and self.part.what == "result"
-        return of_tool and shorter and likeness(self.old[:JUDGED], self.new) < LIKE
-
-    @property
-    def _is_reminder(self) -> bool:
-        if self.scope == "parts":
-            return all(_REMINDER.search(part.text) or _is_inside(part) for part in (*self.gone, *self.come))
-        only = self.scope == "lines" and not (self.old and self.new)
-        return self.value == "reminder" or (only and bool(_REMINDER.search(self.old or self.new)))
-
-    @property
-    def _is_of_server(self) -> bool:
-        """Whether this is the date in the system message that vLLM itself writes for gpt-oss."""
-        of_vllm = self.part.text.startswith("You are ChatGPT") and "<|end|>" in self.part.text
-        return self.value == "date" and of_vllm and self.label.endswith("Current date: ")
-
-    @property
-    def _same_but_blanks(self) -> bool:
-        return self.scope in ("text", "value") and "".join(self.old.split()) == "".join(self.new.split())
-
-    @property
-    def _same_but_form(self) -> bool:
-        """Whether two texts are equal but for their Unicode form."""
-        old, new = (unicodedata.normalize("NFKC", text) for text in (self.old, self.new))
-        return self.scope in ("text", "value") and old == new
-
-    @property
-    def _same_json(self) -> bool:
-        objects = self.scope in ("text", "line") and "{" in self.old and "{" in self.new
-        return objects and sorted_json(self.old) == sorted_json(self.new)
+Test = Callable[[Difference], bool]
 
 
-def _is_inside(part: Part) -> bool:
-    """Whether this is a system message that is no system prompt, but stands between the turns."""
-    message = part.place.partition(".")[0]
-    return (
-        part.role in ("system", "developer") and message.startswith("messages") and message != "messages[0]"
-    )
+def _of(scope: Scope, what: What) -> Test:
+    return lambda d: d.scope == scope and d.part.what == what
+
+
+def _is_summary(d: Difference) -> bool:
+    """Whether several turns were replaced by a shorter text that says it is a summary."""
+    texts = [part.text for part in d.come if part.what == "text"]
+    shorter = sum(map(len, texts)) < sum(len(part.text) for part in d.gone)
+    return len(d.gone) > 1 and shorter and any(map(_SUMMARY.search, texts))
+
+
+def _was_cleared(d: Difference) -> bool:
+    shorter = d.scope == "text" and d.part.what == "result" and len(d.old) >= 4 * len(d.new)
+    return shorter and likeness(d.old[:JUDGED], d.new) < LIKE
+
+
+def _same_but_blanks(d: Difference) -> bool:
+    return d.scope in ("text", "value") and "".join(d.old.split()) == "".join(d.new.split())
+
+
+def _same_but_form(d: Difference) -> bool:
+    """Whether two texts differ in their Unicode form alone."""
+    old, new = (unicodedata.normalize("NFKC", text) for text in (d.old, d.new))
+    return d.scope in ("text", "value") and old == new
+
+
+def _same_json(d: Difference) -> bool:
+    objects = d.scope in ("text", "line") and "{" in d.old and "{" in d.new
+    return objects and sorted_json(d.old) == sorted_json(d.new)
 
 
 def sorted_json(text: str) -> str:
@@ -250,186 +220,192 @@ def sorted_json(text: str) -> str:
     scan, pieces, done = Scan(text), [], 0
     for match in re.finditer(r"\{", text):
         if match.start() >= done:
-            with suppress(ValueError):
+            try:
                 value, end = scan.value_at(match.start())
-                pieces += [text[done : match.start()], json.dumps(value, sort_keys=True)]
-                done = end
+            except ValueError:
+                continue
+            pieces += [text[done : match.start()], json.dumps(value, sort_keys=True)]
+            done = end
     return "".join([*pieces, text[done:]])
+
+
+def _is_flag(d: Difference) -> bool:
+    return d.value == "flag" or (d.scope in ("parts", "value") and d.part.what == "flag")
+
+
+def _is_of_server(d: Difference) -> bool:
+    """Whether this is the date in the system message that vLLM itself writes for gpt-oss."""
+    of_vllm = d.part.text.startswith("You are ChatGPT") and "<|end|>" in d.part.text
+    return d.value == "date" and of_vllm and d.label.endswith("Current date: ")
+
+
+def _is_shuffled(d: Difference) -> bool:
+    """Whether the same texts stand in another order."""
+    return d.moved or (d.scope in ("line", "value") and d.several and not d.value and d.same_words)
+
+
+def _is_listed(heading: re.Pattern[str]) -> Test:
+    """Return whether what differs is the choice or the order of items with such headings, or below one."""
+
+    def is_listed(d: Difference) -> bool:
+        unknown = d.scope in ("lines", "value") and d.value in ("", "counter")
+        texts = d.around or tuple(filter(None, (d.old, d.new)))
+        return (unknown or _is_shuffled(d)) and all(map(heading.search, texts))
+
+    return is_listed
+
+
+def _is_reminder(d: Difference) -> bool:
+    if d.scope == "lines":
+        return not (d.old and d.new) and bool(_REMINDER.search(d.old or d.new))
+    parts = [*d.gone, *d.come]
+    return d.value == "reminder" or (bool(parts) and all(map(_reminds, parts)))
+
+
+def _reminds(part: Part) -> bool:
+    """Whether a message reminds of something: also a system message that stands between the turns."""
+    message = part.place.partition(".")[0]
+    inside = (
+        part.role in ("system", "developer") and message.startswith("messages") and message != "messages[0]"
+    )
+    return inside or bool(_REMINDER.search(part.text))
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """`test`: whether a difference is of this kind; None: if its value is."""
 
-    key: str
     title: str
     mend: str
-    test: Callable[[Difference], bool] | None = None
+    test: Test | None = None
 
 
 _AFTER = "after the shared text"
-_TABLE = (
-    Kind(
-        "tools",
-        "tools in another order",
-        "Sort the tools by name before each request.",
-        lambda d: d.scope == "tools",
+KINDS = {
+    "tools": Kind(
+        "tools in another order", "Sort the tools by name before each request.", lambda d: d.scope == "tools"
     ),
-    Kind(
-        "tool_added",
+    "tool_added": Kind(
         "a tool that was added",
         "Offer all tools from the first request on, or put new tools last.",
         lambda d: d.part.what == "tool" and bool(d.come),
     ),
-    Kind(
-        "tool_removed",
+    "tool_removed": Kind(
         "a tool that was left out",
         "Offer the same tools in each request of a conversation.",
         lambda d: d.part.what == "tool" and bool(d.gone),
     ),
-    Kind(
-        "compaction",
+    "compaction": Kind(
         "a conversation that was summed up",
         "Each summary makes all that follows new: sum up rarely and much at a time.",
-        lambda d: d._is_summary,
+        _is_summary,
     ),
-    Kind(
-        "cleared",
+    "cleared": Kind(
         "an old tool result that was cleared",
         "Clear old results rarely and many at a time: each cut makes all that follows new.",
-        lambda d: d._was_cleared,
+        _was_cleared,
     ),
-    Kind(
-        "tool_call_rewritten",
+    "tool_call_rewritten": Kind(
         "a tool call that was written anew",
         "Send each call back as the model wrote it: the same arguments, the same JSON, the same id.",
-        lambda d: d.scope == "text" and d.part.what == "call",
+        _of("text", "call"),
     ),
-    Kind(
-        "whitespace",
-        "white space",
-        "Build the prompt in one place, with the same line ends and blanks.",
-        lambda d: d._same_but_blanks,
+    "whitespace": Kind(
+        "white space", "Build the prompt in one place, with the same line ends and blanks.", _same_but_blanks
     ),
-    Kind(
-        "unicode",
+    "unicode": Kind(
         "another Unicode form of the same text",
         "Normalize texts to one form before sending: NFC.",
-        lambda d: d._same_but_form,
+        _same_but_form,
     ),
-    Kind(
-        "keys",
+    "keys": Kind(
         "JSON keys in another order",
         "Write JSON with sorted keys: json.dumps(.., sort_keys=True).",
-        lambda d: d._same_json,
+        _same_json,
     ),
-    Kind(
-        "tool_changed",
+    "tool_changed": Kind(
         "a tool that changed",
         "Keep each tool's definition the same for a whole conversation.",
-        lambda d: d.scope == "text" and d.part.what == "tool",
+        _of("text", "tool"),
     ),
-    Kind(
-        "flag",
+    "flag": Kind(
         "a flag of the chat template",
         f"Send requests with different flags to different servers, or put the flag {_AFTER}.",
-        lambda d: d.value == "flag" or (d.scope in ("parts", "value") and d.part.what == "flag"),
+        _is_flag,
     ),
-    Kind(
-        "header",
+    "header": Kind(
         "a billing or attribution line",
         "Turn the line off in the client, or update it: newer clients keep the line the same in one conversation.",
     ),
-    Kind("uuid", "a UUID", f"Put the id {_AFTER}, or leave it out of the prompt."),
-    Kind(
-        "time", "a time of day or time stamp", "Move the time into the last message, or give the date alone."
+    "uuid": Kind("a UUID", f"Put the id {_AFTER}, or leave it out of the prompt."),
+    "time": Kind(
+        "a time of day or time stamp", "Move the time into the last message, or give the date alone."
     ),
-    Kind(
-        "server_date",
+    "server_date": Kind(
         "the date that vLLM writes into a gpt-oss prompt",
         "Set VLLM_SYSTEM_START_DATE=YYYY-MM-DD for the server; else everything misses once a day.",
-        lambda d: d._is_of_server,
+        _is_of_server,
     ),
-    Kind("date", "a date", "Move the date into the last message; it costs one miss of everything a day."),
-    Kind(
-        "id",
-        "the id of a user, a session or a request",
-        f"Put the id {_AFTER}, or leave it out of the prompt.",
+    "date": Kind("a date", "Move the date into the last message; it costs one miss of everything a day."),
+    "id": Kind(
+        "the id of a user, a session or a request", f"Put the id {_AFTER}, or leave it out of the prompt."
     ),
-    Kind("user", "a user's name or data", f"Put it {_AFTER}, or into the user's message."),
-    Kind(
-        "workspace",
+    "user": Kind("a user's name or data", f"Put it {_AFTER}, or into the user's message."),
+    "workspace": Kind(
         "a folder, a branch or the state of a repository",
         "Tell it in the last message, not in the system prompt.",
     ),
-    Kind(
-        "examples",
+    "examples": Kind(
         "another choice or order of examples",
         f"Choose the examples once, or put the chosen ones {_AFTER}.",
-        lambda d: d._listed(_EXAMPLE),
+        _is_listed(_EXAMPLE),
     ),
-    Kind(
-        "documents",
+    "documents": Kind(
         "another choice or order of documents",
         f"Sort the documents, for instance by id, or put them {_AFTER}.",
-        lambda d: d._listed(_DOCUMENT),
+        _is_listed(_DOCUMENT),
     ),
-    Kind(
-        "order",
-        "parts in another order",
-        "Keep one order: what changes least comes first.",
-        lambda d: d._shuffled,
-    ),
-    Kind("counter", "a number that changes", f"Put the number {_AFTER}."),
-    Kind(
-        "reasoning",
+    "order": Kind("parts in another order", "Keep one order: what changes least comes first.", _is_shuffled),
+    "counter": Kind("a number that changes", f"Put the number {_AFTER}."),
+    "reasoning": Kind(
         "reasoning stripped from an earlier turn",
         "Send each turn back as it was answered, or keep the template from dropping its reasoning.",
-        lambda d: d.scope == "parts" and all(part.what == "reasoning" for part in (*d.gone, *d.come)),
+        lambda d: d.scope == "parts" and {part.what for part in (*d.gone, *d.come)} == {"reasoning"},
     ),
-    Kind(
-        "reminder",
+    "reminder": Kind(
         "a reminder of the client between the turns",
         "Append reminders to the last message and keep them there, or serve a chat template that leaves a system "
         "message in its place.",
-        lambda d: d._is_reminder,
+        _is_reminder,
     ),
-    Kind(
-        "turn_removed",
+    "turn_removed": Kind(
         "a turn that was left out",
         "Drop old turns rarely and many at a time: each cut makes all that follows new.",
         lambda d: bool(d.gone) and not d.come,
     ),
-    Kind(
-        "turn_added",
+    "turn_added": Kind(
         "a turn that was put in between",
         "Append to the end of the conversation, not into it.",
         lambda d: bool(d.come) and not d.gone,
     ),
-    Kind(
-        "line_added",
-        "a line that was put in",
-        f"Put the text {_AFTER}.",
-        lambda d: d.scope == "lines" and not d.old,
+    "line_added": Kind(
+        "a line that was put in", f"Put the text {_AFTER}.", lambda d: d.scope == "lines" and not d.old
     ),
-    Kind(
-        "line_removed",
+    "line_removed": Kind(
         "a line that was left out",
         f"Send the line always, or put it {_AFTER}.",
         lambda d: d.scope == "lines" and not d.new,
     ),
-    Kind(
-        "other",
+    "other": Kind(
         "other text",
         "Put the text that differs after the text that is shared.",
         lambda d: d.scope in ("lines", "value"),
     ),
-)
-"""The kinds in the order in which they are tried."""
-KINDS = {kind.key: kind for kind in _TABLE}
+}
+"""The kinds, in the order in which they are tried."""
 
 
 def kind_of(d: Difference) -> str:
     """Return the first kind that fits; "": none does, and the texts are cut further."""
-    fitting = (kind.key for kind in _TABLE if (kind.test(d) if kind.test else d.value == kind.key))
+    fitting = (key for key, kind in KINDS.items() if (kind.test(d) if kind.test else d.value == key))
     return next(fitting, "")

@@ -76,31 +76,20 @@ def _shared_text(divergence: Divergence, text: Decoded) -> int:
 
 def _of_pieces(divergence: Divergence) -> tuple[Change, ...]:
     """Return what stands between the pieces, without its text."""
+    at, pieces = divergence.at, divergence.pieces
     if divergence.reordered:
-        last = divergence.pieces[-1]
-        whole = (
-            (divergence.at, max(piece.old + piece.length for piece in divergence.pieces)),
-            (divergence.at, last.new + last.length),
-        )
-        return (Change(replace(UNKNOWN, kind="order"), divergence.at, *whole, divergence.after),)
-    changes = []
-    old, new = divergence.at, divergence.at
-    for piece in divergence.pieces:
-        if piece.new >= divergence.seen:
-            changes.append(
-                Change(
-                    UNKNOWN, new, (old, max(old, piece.old)), (new, piece.new), _after(divergence, piece.new)
-                )
-            )
-        old, new = piece.old + piece.length, piece.new + piece.length
-    return tuple(changes) or (
-        Change(
-            UNKNOWN,
-            divergence.at,
-            (divergence.at, divergence.at),
-            (divergence.at, divergence.pieces[0].new),
-            divergence.after,
-        ),
+        old = at, max(piece.old + piece.length for piece in pieces)
+        new = at, pieces[-1].new + pieces[-1].length
+        return (Change(replace(UNKNOWN, kind="order"), at, old, new, divergence.after),)
+    ends = [(at, at), *((piece.old + piece.length, piece.new + piece.length) for piece in pieces)]
+    gaps = [
+        ((old, max(old, piece.old)), (new, piece.new))
+        for (old, new), piece in zip(ends, pieces, strict=False)
+        if piece.new >= divergence.seen
+    ]
+    return tuple(
+        Change(UNKNOWN, new[0], old, new, _after(divergence, new[1]))
+        for old, new in gaps or [((at, at), (at, pieces[0].new))]
     )
 
 
@@ -130,18 +119,15 @@ def _lines(text: Decoded, span: Span) -> Iterator[tuple[str, Span]]:
 
 def _first(edit: Edit, texts: Both) -> int:
     """Return the first token of the edit whose id differs: an equal text may have other tokens before another one."""
-    new, old = edit.new_span[0], edit.old_span[0]
-    here = bisect_right(texts.new.starts, new) - 1
+    (old, was), (new, now) = (edit.old_span[0], texts.old), (edit.new_span[0], texts.new)
+    here = bisect_right(now.starts, new) - 1
     for start in range(max(0, here - MERGED), here + 1):
-        back = new - texts.new.starts[start]
-        there = bisect_left(texts.old.starts, old - back)
-        if (
-            texts.old.starts[there] == old - back
-            and texts.old.text[old - back : old] == texts.new.text[new - back : new]
-        ):
-            was, now = texts.old.ids, texts.new.ids
-            most = min(len(was) - there, len(now) - start)
-            return start + next((n for n in range(most) if was[there + n] != now[start + n]), most)
+        back = new - now.starts[start]
+        there = bisect_left(was.starts, old - back)
+        if was.starts[there] == old - back and was.text[old - back : old] == now.text[new - back : new]:
+            pairs = zip(was.ids[there:], now.ids[start:], strict=False)
+            equal = min(len(was.ids) - there, len(now.ids) - start)
+            return start + next((n for n, (before, after) in enumerate(pairs) if before != after), equal)
     return here
 
 

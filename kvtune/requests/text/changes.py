@@ -125,9 +125,8 @@ def _first(edit: Edit, texts: Both) -> int:
         back = new - now.starts[start]
         there = bisect_left(was.starts, old - back)
         if was.starts[there] == old - back and was.text[old - back : old] == now.text[new - back : new]:
-            pairs = zip(was.ids[there:], now.ids[start:], strict=False)
-            equal = min(len(was.ids) - there, len(now.ids) - start)
-            return start + next((n for n, (before, after) in enumerate(pairs) if before != after), equal)
+            most = min(len(was.ids) - there, len(now.ids) - start)
+            return start + next((n for n in range(most) if was.ids[there + n] != now.ids[start + n]), most)
     return here
 
 

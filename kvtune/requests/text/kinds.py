@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from kvtune.base.bounded import Scan
-from kvtune.requests.text.parts import Part, What
+from kvtune.requests.text.parts import Part
 
 _CLEAR = r"(?:Jan(?:uary)?|Feb(?:ruary)?|April|June|July|Sept(?:ember)?|Sep|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
 _MONTH = rf"(?:{_CLEAR}|Mar(?:ch)?|Apr|May|Jun|Jul|Aug(?:ust)?)\b\.?"
@@ -181,13 +181,6 @@ class Difference:
         return len(was) > 1 and was == now
 
 
-Test = Callable[[Difference], bool]
-
-
-def _of(scope: Scope, what: What) -> Test:
-    return lambda d: d.scope == scope and d.part.what == what
-
-
 def _is_summary(d: Difference) -> bool:
     """Whether several turns were replaced by a shorter text that says it is a summary."""
     texts = [part.text for part in d.come if part.what == "text"]
@@ -244,31 +237,22 @@ def _is_shuffled(d: Difference) -> bool:
     return d.moved or (d.scope in ("line", "value") and d.several and not d.value and d.same_words)
 
 
-def _is_listed(heading: re.Pattern[str]) -> Test:
-    """Return whether what differs is the choice or the order of items with such headings, or below one."""
-
-    def is_listed(d: Difference) -> bool:
-        unknown = d.scope in ("lines", "value") and d.value in ("", "counter")
-        texts = d.around or tuple(filter(None, (d.old, d.new)))
-        return (unknown or _is_shuffled(d)) and all(map(heading.search, texts))
-
-    return is_listed
+def _is_listed(d: Difference, heading: re.Pattern[str]) -> bool:
+    """Whether what differs is the choice or the order of items with such headings, or below one."""
+    unknown = d.scope in ("lines", "value") and d.value in ("", "counter")
+    texts = d.around or tuple(filter(None, (d.old, d.new)))
+    return (unknown or _is_shuffled(d)) and all(map(heading.search, texts))
 
 
 def _is_reminder(d: Difference) -> bool:
-    if d.scope == "lines":
-        return not (d.old and d.new) and bool(_REMINDER.search(d.old or d.new))
-    parts = [*d.gone, *d.come]
-    return d.value == "reminder" or (bool(parts) and all(map(_reminds, parts)))
+    if parts := [*d.gone, *d.come]:
+        return all(_REMINDER.search(part.text) or _stands_between_turns(part) for part in parts)
+    only = d.scope == "lines" and not (d.old and d.new)
+    return d.value == "reminder" or (only and bool(_REMINDER.search(d.old + d.new)))
 
 
-def _reminds(part: Part) -> bool:
-    """Whether a message reminds of something: also a system message that stands between the turns."""
-    message = part.place.partition(".")[0]
-    inside = (
-        part.role in ("system", "developer") and message.startswith("messages") and message != "messages[0]"
-    )
-    return inside or bool(_REMINDER.search(part.text))
+def _stands_between_turns(part: Part) -> bool:
+    return part.role in ("system", "developer") and bool(re.match(r"messages\[[1-9]", part.place))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +261,7 @@ class Kind:
 
     title: str
     mend: str
-    test: Test | None = None
+    test: Callable[[Difference], bool] | None = None
 
 
 _AFTER = "after the shared text"
@@ -308,7 +292,7 @@ KINDS = {
     "tool_call_rewritten": Kind(
         "a tool call that was written anew",
         "Send each call back as the model wrote it: the same arguments, the same JSON, the same id.",
-        _of("text", "call"),
+        lambda d: d.scope == "text" and d.part.what == "call",
     ),
     "whitespace": Kind(
         "white space", "Build the prompt in one place, with the same line ends and blanks.", _same_but_blanks
@@ -326,7 +310,7 @@ KINDS = {
     "tool_changed": Kind(
         "a tool that changed",
         "Keep each tool's definition the same for a whole conversation.",
-        _of("text", "tool"),
+        lambda d: d.scope == "text" and d.part.what == "tool",
     ),
     "flag": Kind(
         "a flag of the chat template",
@@ -358,12 +342,12 @@ KINDS = {
     "examples": Kind(
         "another choice or order of examples",
         f"Choose the examples once, or put the chosen ones {_AFTER}.",
-        _is_listed(_EXAMPLE),
+        lambda d: _is_listed(d, _EXAMPLE),
     ),
     "documents": Kind(
         "another choice or order of documents",
         f"Sort the documents, for instance by id, or put them {_AFTER}.",
-        _is_listed(_DOCUMENT),
+        lambda d: _is_listed(d, _DOCUMENT),
     ),
     "order": Kind("parts in another order", "Keep one order: what changes least comes first.", _is_shuffled),
     "counter": Kind("a number that changes", f"Put the number {_AFTER}."),

@@ -76,12 +76,12 @@ def _shared_text(divergence: Divergence, text: Decoded) -> int:
 
 def _of_pieces(divergence: Divergence) -> tuple[Change, ...]:
     """Return what stands between the pieces, without its text."""
-    at, pieces = divergence.at, divergence.pieces
+    start, pieces = divergence.at, divergence.pieces
     if divergence.reordered:
-        old = at, max(piece.old + piece.length for piece in pieces)
-        new = at, pieces[-1].new + pieces[-1].length
-        return (Change(replace(UNKNOWN, kind="order"), at, old, new, divergence.after),)
-    ends = [(at, at), *((piece.old + piece.length, piece.new + piece.length) for piece in pieces)]
+        old = start, max(piece.old + piece.length for piece in pieces)
+        new = start, pieces[-1].new + pieces[-1].length
+        return (Change(replace(UNKNOWN, kind="order"), start, old, new, divergence.after),)
+    ends = [(start, start), *((piece.old + piece.length, piece.new + piece.length) for piece in pieces)]
     gaps = [
         ((old, max(old, piece.old)), (new, piece.new))
         for (old, new), piece in zip(ends, pieces, strict=False)
@@ -89,7 +89,7 @@ def _of_pieces(divergence: Divergence) -> tuple[Change, ...]:
     ]
     return tuple(
         Change(UNKNOWN, new[0], old, new, _after(divergence, new[1]))
-        for old, new in gaps or [((at, at), (at, pieces[0].new))]
+        for old, new in gaps or [((start, start), (start, pieces[0].new))]
     )
 
 

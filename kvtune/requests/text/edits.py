@@ -22,6 +22,8 @@ from kvtune.requests.text.parts import Part, of_body
 
 LEAST = 128
 """Fewest shared characters that follow an edit."""
+ALIKE = 0.25
+"""Least share of the shorter prompt that both have; what prompts of two applications differ in is one edit."""
 LONG = 400
 """Characters of a line; a longer one is cut after sentences, commas and brackets."""
 MOST = 64
@@ -197,6 +199,11 @@ def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) 
         else:
             edits.append(replace(run, follows=follows))
     counted = [edit for edit in edits[::-1] if edit.follows >= LEAST or edit.kind == "compaction"]
+    kinds = {edit.kind for edit in counted}
+    shared = sum(run for run in runs if isinstance(run, int))
+    shorter = min(sum(len(part.text) for part in parts) for parts in (old, new))
+    if shared < ALIKE * shorter and "other" in kinds and "compaction" not in kinds:
+        return [replace(_joined(counted[0], counted[-1], counted[0].follows), kind="other")]
     return counted[: 2 * MOST]
 
 

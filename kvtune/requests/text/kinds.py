@@ -163,13 +163,12 @@ class Difference:
         was, now = ({what for what, _ in atoms(text)} - {"space", "mark"} for text in (self.old, self.new))
         yield from (key for what, key in _SURE.items() if what in was & now)
         near, dated = self.label[-NEAR:], bool((was | now) & {"number", "time", "date"})
-        for key, label in _LABEL.items() if was or now else ():
-            text = near + self.old + self.new if key == "flag" else near
-            if (
-                ((was and now) or key == "flag")
-                and (dated or key not in ("date", "time"))
-                and label.search(text)
-            ):
+        for key, label in _LABEL.items():
+            if key == "flag":
+                labelled = bool((was or now) and label.search(near + self.old + self.new))
+            else:
+                labelled = bool(was and now and (dated or key not in ("date", "time")) and label.search(near))
+            if labelled:
                 yield "counter" if key == "user" and was | now == {"number"} else key
         if not self.same_words:
             yield from (key for what, key in _UNLABELLED.items() if what in was & now)
@@ -199,8 +198,8 @@ def _same_but_blanks(d: Difference) -> bool:
 
 def _same_but_form(d: Difference) -> bool:
     """Whether two texts differ in their Unicode form alone."""
-    old, new = (unicodedata.normalize("NFKC", text) for text in (d.old, d.new))
-    return d.scope in ("text", "value") and old == new
+    normal = unicodedata.normalize
+    return d.scope in ("text", "value") and normal("NFKC", d.old) == normal("NFKC", d.new)
 
 
 def _same_json(d: Difference) -> bool:

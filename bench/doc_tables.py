@@ -66,7 +66,7 @@ def threshold_table() -> Iterator[str]:
 
 
 def text_kind_table() -> Iterator[str]:
-    kinds = "; ".join(f"`{kind.key}`: {_cell(kind.title)}" for kind in KINDS.values())
+    kinds = "; ".join(f"`{key}`: {_cell(kind.title)}" for key, kind in KINDS.items())
     yield _folded(f"{kinds}.")
 
 

@@ -38,7 +38,6 @@ from kvtune.requests.text.changes import Both, Change, changes_of
 from kvtune.requests.text.decoded import CLOSING, Decoded, Decoder, TextOf, closing
 from kvtune.requests.text.divergence import Divergence
 from kvtune.requests.text.earlier import Earlier, in_order
-from kvtune.requests.text.edits import Shapes
 from kvtune.requests.text.groups import Group, Grouped, grouped, place_of
 from kvtune.requests.text.kinds import KINDS
 from kvtune.requests.text.mending import mended
@@ -111,7 +110,6 @@ class TextLog:
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     edges: list[Edges] = []
-    shapes: Shapes = {}
     divergent: list[tuple[Divergence, tuple[Change, ...]]] = []
     decoder = Decoder(text) if text is not None else None
     texts = _Texts(rows, decoder) if decoder is not None else None
@@ -120,7 +118,7 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
         edges.append(replace(earlier.edges, seen=earlier.shared, untold=0, whole=True))
         if (divergence := earlier.differs) is not None:
             both = Both(texts.of(divergence.like), texts.of(number)) if texts is not None else None
-            if changed := changes_of(divergence, both, shapes):
+            if changed := changes_of(divergence, both):
                 divergent.append((divergence, changed))
     divergences = {divergence.request: divergence for divergence, _ in divergent}
     changes = {divergence.request: some for divergence, some in divergent}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvtune.requests.text.decoded import Decoded
 from kvtune.requests.text.divergence import Divergence, Piece
-from kvtune.requests.text.edits import LEAST, Edit, Shapes, Span, Work, between
+from kvtune.requests.text.edits import LEAST, Edit, Span, between
 
 ORDERS = ("tools", "examples", "documents", "keys", "order")
 """Kinds of edits that are mended by one order of the parts. Of the others the text is moved behind what is shared."""
@@ -51,19 +51,17 @@ class Both(NamedTuple):
     new: Decoded
 
 
-def changes_of(divergence: Divergence, texts: Both | None, shapes: Shapes) -> tuple[Change, ...]:
-    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows.
-
-    `shapes`: what the caller keeps from one prompt to the next.
-    """
+def changes_of(divergence: Divergence, texts: Both | None) -> tuple[Change, ...]:
+    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows."""
     if texts is not None:
         changes = []
-        for edit in between(texts.old.parts, texts.new.parts, Work(shapes=shapes)):
+        for edit in between(texts.old.parts, texts.new.parts):
             here = _tokens(edit.new_span, texts.new)
             after = _after(divergence, here[edit.kind not in ORDERS])
             if after:
-                old, new = _tokens(edit.old_move, texts.old), _tokens(edit.new_move, texts.new)
-                pieces = _same_lines(texts, edit) if edit.kind in ORDERS else ()
+                moved = edit.moved or (edit.old_span, edit.new_span)
+                old, new = _tokens(moved[0], texts.old), _tokens(moved[1], texts.new)
+                pieces = _same_lines(texts, moved) if edit.kind in ORDERS else ()
                 changes.append(Change(edit, _first(edit, texts), old, new, after, pieces))
         if changes or _shared_text(divergence, texts.new) < LEAST:
             return tuple(changes)
@@ -78,41 +76,30 @@ def _shared_text(divergence: Divergence, text: Decoded) -> int:
 
 def _of_pieces(divergence: Divergence) -> tuple[Change, ...]:
     """Return what stands between the pieces, without its text."""
+    start, pieces = divergence.at, divergence.pieces
     if divergence.reordered:
-        last = divergence.pieces[-1]
-        whole = (
-            (divergence.at, max(piece.old + piece.length for piece in divergence.pieces)),
-            (divergence.at, last.new + last.length),
-        )
-        return (Change(replace(UNKNOWN, kind="order"), divergence.at, *whole, divergence.after),)
-    changes = []
-    old, new = divergence.at, divergence.at
-    for piece in divergence.pieces:
-        if piece.new >= divergence.seen:
-            changes.append(
-                Change(
-                    UNKNOWN, new, (old, max(old, piece.old)), (new, piece.new), _after(divergence, piece.new)
-                )
-            )
-        old, new = piece.old + piece.length, piece.new + piece.length
-    return tuple(changes) or (
-        Change(
-            UNKNOWN,
-            divergence.at,
-            (divergence.at, divergence.at),
-            (divergence.at, divergence.pieces[0].new),
-            divergence.after,
-        ),
+        old = start, max(piece.old + piece.length for piece in pieces)
+        new = start, pieces[-1].new + pieces[-1].length
+        return (Change(replace(UNKNOWN, kind="order"), start, old, new, divergence.after),)
+    ends = [(start, start), *((piece.old + piece.length, piece.new + piece.length) for piece in pieces)]
+    gaps = [
+        ((old, max(old, piece.old)), (new, piece.new))
+        for (old, new), piece in zip(ends, pieces, strict=False)
+        if piece.new >= divergence.seen
+    ]
+    return tuple(
+        Change(UNKNOWN, new[0], old, new, _after(divergence, new[1]))
+        for old, new in gaps or [((start, start), (start, pieces[0].new))]
     )
 
 
-def _same_lines(texts: Both, edit: Edit) -> tuple[Piece, ...]:
+def _same_lines(texts: Both, moved: tuple[Span, Span]) -> tuple[Piece, ...]:
     """Return the lines in another order that both prompts have, as pieces of tokens."""
     was: dict[str, list[Span]] = {}
-    for line, span in _lines(texts.old, edit.old_move):
+    for line, span in _lines(texts.old, moved[0]):
         was.setdefault(line, []).append(span)
     pieces = []
-    for line, (start, end) in _lines(texts.new, edit.new_move):
+    for line, (start, end) in _lines(texts.new, moved[1]):
         if same := was.get(line):
             first, last = same.pop(0)
             if last - first == end - start:
@@ -132,18 +119,14 @@ def _lines(text: Decoded, span: Span) -> Iterator[tuple[str, Span]]:
 
 def _first(edit: Edit, texts: Both) -> int:
     """Return the first token of the edit whose id differs: an equal text may have other tokens before another one."""
-    new, old = edit.new_span[0], edit.old_span[0]
-    here = bisect_right(texts.new.starts, new) - 1
+    (old, was), (new, now) = (edit.old_span[0], texts.old), (edit.new_span[0], texts.new)
+    here = bisect_right(now.starts, new) - 1
     for start in range(max(0, here - MERGED), here + 1):
-        back = new - texts.new.starts[start]
-        there = bisect_left(texts.old.starts, old - back)
-        if (
-            texts.old.starts[there] == old - back
-            and texts.old.text[old - back : old] == texts.new.text[new - back : new]
-        ):
-            was, now = texts.old.ids, texts.new.ids
-            most = min(len(was) - there, len(now) - start)
-            return start + next((n for n in range(most) if was[there + n] != now[start + n]), most)
+        back = new - now.starts[start]
+        there = bisect_left(was.starts, old - back)
+        if was.starts[there] == old - back and was.text[old - back : old] == now.text[new - back : new]:
+            most = min(len(was.ids) - there, len(now.ids) - start)
+            return start + next((n for n in range(most) if was.ids[there + n] != now.ids[start + n]), most)
     return here
 
 

@@ -1,78 +1,69 @@
 """Names every separate edit between two prompts: its kind, its place (message, line), the two texts. Pure.
 
-    parts     equal parts are shared; of the others tools pair by name, messages by role and likeness
-    lines     in two parts, lines are aligned by their masked text, so that lines which differ in values only are paired
-    atoms     in two lines, the atoms are compared; what differs is named by `kinds.py`
-
-An edit counts only if at least `LEAST` characters follow it that both prompts have: what is appended is no edit. The
-work is bounded: equal heads and tails are dropped, long lines are cut, after `MOST` edits whole parts are compared, and
-no alignment takes more than the steps that are left (`Work`).
+Parts pair by role and likeness, lines by their text without its values; then come the values of two lines. At each step
+`kinds.py` is asked what differs; what is of no kind is cut further. Positions are those in the prompt. An edit counts
+if `LEAST` shared characters follow it: what is appended is no edit. The work is bounded: long lines are cut, `MOST`
+edits are told apart, and what takes more steps than are left (`Work`) is not aligned.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
-from itertools import accumulate, groupby
-from typing import Any, Literal, NamedTuple, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
-from kvtune.requests.text.kinds import (
-    NEAR,
-    REMINDER,
-    SUMMARY,
-    VALUES,
-    agreeing,
-    are_documents,
-    are_examples,
-    atoms,
-    kind_of,
-    masked,
-    same_but_form,
-    same_keys,
-    same_words,
-    sorted_json,
-)
+from kvtune.requests.text.kinds import JUDGED, LIKE, NEAR, Difference, atoms, kind_of, likeness, masked
 from kvtune.requests.text.parts import Part, of_body
 
 LEAST = 128
 """Fewest shared characters that follow an edit."""
+ALIKE = 0.25
+"""Least share of the shorter prompt that both have; what prompts of two applications differ in is one edit."""
 LONG = 400
 """Characters of a line; a longer one is cut after sentences, commas and brackets."""
 MOST = 64
-"""Edits of two prompts that are told apart."""
-SHAPES = 1024
-"""Shapes of lines that are kept."""
-SHAPE_BEGINS = 24
-"""Characters of a part's beginning that tell whose text it is."""
+"""Edits of two prompts that are told apart; then as many parts are named as a whole."""
 SHOWN = 200
 """Characters that are kept of a text that differs."""
 STEPS = 2_000_000
 """Comparisons that two prompts may take."""
-LIKE = 0.4
-"""Least share of words that two messages of one turn have in common."""
+VERSION = 0.5
+"""Least share of words that two lines have in common of which one may be a version of the other."""
+SHORT = 80
+"""Characters of two lines, or of a part, that are compared word by word, however unlike they are."""
+TELLING = 3
+"""Most characters of a line that does not tell which line it is."""
 CONTEXT = 3
 """Lines up to one that stands elsewhere, in which a heading tells what it is."""
-JUDGED = 4000
-"""Characters of a message by which it is judged whether it is another message, changed."""
-
+LEADING = ("system", "developer", "prompt")
+"""Roles of parts of which a prompt has one in one place."""
 LISTS = ("examples", "documents", "order")
 """Kinds of texts in another order or choice: one edit in each part of a prompt."""
+SAME_TEXT = ("keys", "whitespace", "unicode")
+"""Kinds of texts that say the same in another form."""
+NEAR_BY = {
+    **dict.fromkeys(LISTS, 1 << 30),
+    **dict.fromkeys(("line_added", "line_removed", "reminder", *SAME_TEXT), 2),
+    "header": 0,
+}
+"""Most lines between two edits of a kind that are one. Edits of other kinds are one if nothing stands between them."""
 
 Span = tuple[int, int]
-One = TypeVar("One", bound=Hashable)
+Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """`kind`: a key of `KINDS`. `place`: of the part, e.g. "messages[3]"; `line`: in its message, from 1.
 
-    `label`: the text before it on its line, values masked. `old`, `new`: the texts that differ, shortened. `follows`:
-    shared characters after it. The spans are positions of the texts in their parts, in a rendered prompt from its
-    start; the moves are what a client would move: the text, or its line if that has only a label beside it.
+    `label`: the text before it on its line, values masked. `old`, `new`: the texts that differ, shortened; the spans
+    are their positions in the prompts. `moved`: the positions of what a client would move, if that is more: a line that
+    is a value and its label, all lines of which some stand in another order. `follows`: shared characters after it.
     """
 
     kind: str
@@ -85,19 +76,18 @@ class Edit:
     old_span: Span
     new_span: Span
     follows: int = 0
-    old_move: Span = (0, 0)
-    new_move: Span = (0, 0)
+    moved: tuple[Span, Span] | None = None
+
+
+Run = int | Edit
+"""A number of characters that both prompts have, or an edit."""
 
 
 class Work:
-    """Counts the steps and the edits of a comparison. `left`: steps that it may still take; `taken`: those it took.
+    """Counts the steps and the edits of a comparison. `left`: steps that it may still take; `taken`: those it took."""
 
-    `shapes`: lines that earlier comparisons of the same caller have named.
-    """
-
-    def __init__(self, steps: int = STEPS, shapes: Shapes | None = None) -> None:
+    def __init__(self, steps: int = STEPS) -> None:
         self.left, self.taken, self.edits = steps, 0, 0
-        self.shapes: Shapes = {} if shapes is None else shapes
 
     def take(self, steps: int) -> bool:
         """Take this many steps; False if fewer are left."""
@@ -112,53 +102,70 @@ class _NoneLeft(Exception):
     """An alignment needs more steps than are left."""
 
 
-class _Matcher(SequenceMatcher[One]):
-    def __init__(self, old: Sequence[One], new: Sequence[One], work: Work) -> None:
+class _Matcher(SequenceMatcher[Item]):
+    def __init__(self, old: Sequence[Item], new: Sequence[Item], work: Work) -> None:
         super().__init__(None, old, new, autojunk=False)
         self._work, self._old, self._count = work, old, Counter(new)
 
     def find_longest_match(
         self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
     ) -> Match:
-        if not self._work.take(sum(self._count[line] + 1 for line in self._old[alo:ahi])):
+        if not self._work.take(sum(self._count[item] + 1 for item in self._old[alo:ahi])):
             raise _NoneLeft
         return super().find_longest_match(alo, ahi, blo, bhi)
 
 
-Block = tuple[Literal["replace", "delete", "insert", "equal"], int, int, int, int]
-
-
-def _aligned(old: Sequence[One], new: Sequence[One], work: Work) -> list[Block]:
-    """Align two sequences, as `SequenceMatcher.get_opcodes` does; what is between equal ends is one block at worst."""
-    head = _agree(old, new)
-    tail = min(_agree(old[::-1], new[::-1]), min(len(old), len(new)) - head)
+def _aligned(
+    old: Sequence[Item], new: Sequence[Item], work: Work
+) -> Iterator[tuple[bool, int, int, int, int]]:
+    """Yield whether items are equal, and where they begin and end in the old and in the new sequence."""
+    head, tail = _equal_ends(old, new)
     was, now = old[head : len(old) - tail], new[head : len(new) - tail]
-    try:
-        if min(len(was), len(now)) < 2 and set(was).isdisjoint(now):
-            raise _NoneLeft  # nothing to align
-        middle = _Matcher(was, now, work).get_opcodes()
-    except _NoneLeft:
-        all_ = 0, len(was), 0, len(now)
-        middle = [("replace", *all_)] if was and now else [("delete", *all_)] if was else [("insert", *all_)]
-        middle = middle if was or now else []
-    blocks: list[Block] = [("equal", 0, head, 0, head)] if head else []
-    blocks += [(op, i1 + head, i2 + head, j1 + head, j2 + head) for op, i1, i2, j1, j2 in middle]
-    if tail:
-        blocks.append(("equal", len(old) - tail, len(old), len(new) - tail, len(new)))
-    return blocks
+    matches = [Match(0, 0, head)]
+    if min(len(was), len(now)) > 1 or not set(was).isdisjoint(now):
+        with suppress(_NoneLeft):
+            blocks = _Matcher(was, now, work).get_matching_blocks()
+            matches += [Match(match.a + head, match.b + head, match.size) for match in blocks]
+    i = j = 0
+    for a, b, size in [*matches, Match(len(old) - tail, len(new) - tail, tail)]:
+        if i < a or j < b:
+            yield False, i, a, j, b
+        i, j = a + size, b + size
+        if size:
+            yield True, a, i, b, j
 
 
-def _agree(old: Sequence[object], new: Sequence[object]) -> int:
-    if isinstance(old, str) and isinstance(new, str):
-        return agreeing(old, new)
-    for number, (line, other) in enumerate(zip(old, new, strict=False)):
-        if line != other:
-            return number
-    return min(len(old), len(new))
+def _equal_ends(old: Sequence[object], new: Sequence[object]) -> Span:
+    """Count the items at the beginning and at the end that two sequences have in common."""
+    head, tail = (
+        next((n for n, (was, now) in enumerate(pairs) if was != now), min(len(old), len(new)))
+        for pairs in (zip(old, new, strict=False), zip(reversed(old), reversed(new), strict=False))
+    )
+    return head, min(tail, min(len(old), len(new)) - head)
 
 
-Run = int | Edit
-"""A number of characters that both prompts have, or an edit."""
+class Text(NamedTuple):
+    """A text, and where it starts and ends in its prompt; of several parts the text of the first."""
+
+    text: str
+    start: int
+    end: int
+
+    def cut(self, start: int, end: int) -> Text:
+        return Text(self.text[start - self.start : end - self.start], start, end)
+
+
+def _of_parts(parts: Sequence[Part], start: int = 0) -> Text:
+    """Return the text of parts in a row; of no parts an empty one at the start."""
+    end = parts[-1].start + len(parts[-1].text) if parts else start
+    return Text(parts[0].text, parts[0].start, end) if parts else Text("", start, end)
+
+
+def _edit(kind: str, part: Part, old: Text, new: Text, label: str = "", moved: Sequence[Text] = ()) -> Edit:
+    line = part.line + part.text.count("\n", 0, max(0, new.start - part.start))
+    texts = old.text[:SHOWN], new.text[:SHOWN]
+    moves = (moved[0][1:], moved[1][1:]) if moved else None
+    return Edit(kind, part.place, part.role, line, label, *texts, old[1:], new[1:], 0, moves)
 
 
 def edits(old: Mapping[str, Any], new: Mapping[str, Any], work: Work | None = None) -> list[Edit]:
@@ -169,361 +176,177 @@ def edits(old: Mapping[str, Any], new: Mapping[str, Any], work: Work | None = No
 def stripped(body: Mapping[str, Any]) -> tuple[Edit, ...]:
     """Return the edit of a chat template that drops the reasoning of the last turn once another question follows."""
     parts = of_body(body)
-    last = max(
-        (number for number, part in enumerate(parts) if (part.role, part.what) == ("user", "text")),
-        default=-1,
-    )
-    thoughts = [part for part in parts[last + 1 :] if part.what == "reasoning"]
-    return tuple(
-        _edit("reasoning", thought, (thought.text, ""), ((0, len(thought.text)), (0, 0)))
-        for thought in thoughts[:1]
-    )
+    asked = [number for number, part in enumerate(parts) if (part.role, part.what) == ("user", "text")]
+    last = asked[-1] + 1 if asked else 0
+    thoughts = [part for part in parts[last:] if part.what == "reasoning"]
+    return tuple(_edit("reasoning", part, _of_parts([part]), _of_parts([])) for part in thoughts[:1])
 
 
 def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) -> list[Edit]:
     """Name the edits between two prompts' parts, in the new prompt's order."""
-    runs = list(_runs(list(old), list(new), work or Work()))
+    work = work or Work()
+    runs: list[Run] = []
+    for run in _runs(old, new, work):
+        work.edits += isinstance(run, Edit)
+        runs.append(run)
     edits: list[Edit] = []
     follows = 0
     for run in reversed(runs):
         if isinstance(run, int):
             follows += run
-        elif follows >= LEAST or run.kind == "compaction":
-            edit = replace(run, follows=follows)
-            if edits and _one_edit(edit, edits[-1]):
-                edits[-1] = _joined(edit, edits[-1])
-            else:
-                edits.append(edit)
-    return edits[::-1]
+        elif edits and _is_one_edit(run, edits[-1]):
+            edits[-1] = _joined(run, edits[-1], follows)
+        else:
+            edits.append(replace(run, follows=follows))
+    counted = [edit for edit in edits[::-1] if edit.follows >= LEAST or edit.kind == "compaction"]
+    kinds = {edit.kind for edit in counted}
+    shared = sum(run for run in runs if isinstance(run, int))
+    shorter = min(sum(len(part.text) for part in parts) for parts in (old, new))
+    if shared < ALIKE * shorter and "other" in kinds and "compaction" not in kinds:
+        return [replace(_joined(counted[0], counted[-1], counted[0].follows), kind="other")]
+    return counted[: 2 * MOST]
 
 
-def _one_edit(edit: Edit, next_: Edit) -> bool:
-    if edit.place != next_.place:
+def _is_one_edit(edit: Edit, next_: Edit) -> bool:
+    kinds = {edit.kind, next_.kind}
+    if edit.place != next_.place or (len(kinds) > 1 and not ("order" in kinds and kinds <= {*LISTS})):
         return False
-    if edit.kind in LISTS and next_.kind in LISTS:
-        return "order" in (edit.kind, next_.kind) or edit.kind == next_.kind
-    if edit.kind != next_.kind:
-        return False
-    if edit.kind in ("keys", "line_added", "line_removed", "reminder", "whitespace", "unicode"):
-        return next_.line - edit.line <= 2
-    if edit.kind == "header":
-        return next_.line == edit.line
-    return edit.old_span[1] == next_.old_span[0] and edit.new_span[1] == next_.new_span[0]
+    if edit.kind in NEAR_BY:
+        return next_.line - edit.line <= NEAR_BY[edit.kind]
+    return (edit.old_span[1], edit.new_span[1]) == (next_.old_span[0], next_.new_span[0])
 
 
-def _joined(edit: Edit, next_: Edit) -> Edit:
-    return replace(
-        edit,
-        kind=next_.kind if edit.kind == "order" else edit.kind,
-        old_span=(edit.old_span[0], max(edit.old_span[1], next_.old_span[1])),
-        new_span=(edit.new_span[0], max(edit.new_span[1], next_.new_span[1])),
-        old_move=(edit.old_move[0], max(edit.old_move[1], next_.old_move[1])),
-        new_move=(edit.new_move[0], max(edit.new_move[1], next_.new_move[1])),
-    )
+def _joined(edit: Edit, next_: Edit, follows: int) -> Edit:
+    kind = next_.kind if edit.kind == "order" else edit.kind
+    old = edit.old_span[0], max(edit.old_span[1], next_.old_span[1])
+    new = edit.new_span[0], max(edit.new_span[1], next_.new_span[1])
+    return replace(edit, kind=kind, old_span=old, new_span=new, follows=follows)
 
 
-def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
+def _runs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[Run]:
     order, old = _in_one_order(old, new)
-    if order is not None:
-        yield order
-    pairs = list(_pairs(old, new, work))
-    gone = {pair.old.text for pair in pairs if pair.old is not None and pair.new is None}
-    come = {pair.new.text for pair in pairs if pair.new is not None and pair.old is None}
-    moved = {text for text in gone & come if text.strip()}
-    groups = [
-        [pair for _, pair in some]
-        for _, some in groupby(
-            enumerate(pairs), lambda numbered: _of_one_edit(numbered[0], numbered[1], moved)
-        )
-    ]
-    for some, next_, most in zip(groups, _starts_after(groups, old, new), _most_after(groups), strict=True):
-        if most < LEAST and not some[0].kind:
-            continue  # no edit in it counts
-        was, now = some[0].old, some[0].new
-        if not some[0].kind and was is not None and now is not None:
-            for run in _compared(was, now, work):
-                work.edits += isinstance(run, Edit)
-                yield run
-        else:
-            work.edits += 1
-            yield _alone(some, moved, next_)
+    yield from order
+    end = Part("", "", "text", "")
+    old, new = ([*parts, replace(end, start=_of_parts(parts).end)] for parts in (old, new))
+    moved = _in_both((part.text for part in old), (part.text for part in new))
+    last_i = last_j = 0
+    for i, j in _pairs(old, new, work):
+        yield from _alone(old[last_i:i], new[last_j:j], (old[i].start, new[j].start), moved)
+        yield from _compared(old[i], new[j], work)
+        last_i, last_j = i + 1, j + 1
 
 
-def _most_after(groups: Sequence[Sequence[_Pair]]) -> list[int]:
-    """Return for each group how many shared characters may follow an edit in it, at most."""
-    best, most = [], 0
-    for some in reversed(groups):
-        most += sum(min(len(pair.old.text), len(pair.new.text)) for pair in some if pair.old and pair.new)
-        best.append(most)
-    return best[::-1]
+def _in_both(old: Iterable[str], new: Iterable[str]) -> set[str]:
+    """Return the texts that are long enough to be told from others, and that both have as often."""
+    was, now = Counter(old), Counter(new)
+    return {text for text in was if len(text) > TELLING and was[text] == now[text]}
 
 
-def _starts_after(groups: Sequence[Sequence[_Pair]], old: Sequence[Part], new: Sequence[Part]) -> list[Span]:
-    """Return for each group where the part after it begins, in the old and in the new prompt."""
-    ends = (_end(old[-1]) if old else 0), (_end(new[-1]) if new else 0)
-    runs = []
-    for some in reversed(groups):
-        runs.append(ends)
-        starts = [pair.old.start for pair in some if pair.old is not None]
-        others = [pair.new.start for pair in some if pair.new is not None]
-        ends = (starts or [ends[0]])[0], (others or [ends[1]])[0]
-    return runs[::-1]
-
-
-def _of_one_edit(number: int, pair: _Pair, moved: set[str]) -> tuple[str, int]:
-    """Return what is equal for pairs in a row that are one edit: parts of a summary, turns that only one prompt has."""
-    part = pair.new or pair.old
-    assert part is not None
-    if pair.kind:
-        return pair.kind, 0
-    if (pair.old is None) == (pair.new is None) or part.what in ("tool", "flag") or part.text in moved:
-        return "", number
-    return ("added" if pair.old is None else "removed"), 0
-
-
-def _in_one_order(old: list[Part], new: list[Part]) -> tuple[Edit | None, list[Part]]:
+def _in_one_order(old: Sequence[Part], new: Sequence[Part]) -> tuple[list[Edit], Sequence[Part]]:
     """Return the edit of tools in another order, and the old parts with their tools in the new order."""
-    was, now = ([part for part in parts if part.what == "tool"] for parts in (old, new))
-    names = {part.place for part in was} & {part.place for part in now}
-    was, now = ([part for part in parts if part.place in names] for parts in (was, now))
-    before, after = ([part.place for part in parts] for parts in (was, now))
-    if before == after or len(set(before)) < len(before) or sorted(before) != sorted(after):
-        return None, old
-    first = _agree(before, after)
-    tail = _agree(before[::-1], after[::-1])
-    spans = [(parts[first].start, _end(parts[len(parts) - tail - 1])) for parts in (was, now)]
-    telling = [
-        " ".join(name.removeprefix("tool ") for name in names_[first:])[:SHOWN] for names_ in (before, after)
+    was, now = ({part.place: part for part in parts if part.what == "tool"} for parts in (old, new))
+    before, after = [was[name] for name in was if name in now], [now[name] for name in now if name in was]
+    head, tail = _equal_ends([part.place for part in before], [part.place for part in after])
+    if head == len(before):
+        return [], old
+    texts = [
+        _of_parts(tools[head : len(tools) - tail])._replace(
+            text=" ".join(part.place.removeprefix("tool ") for part in tools[head:])
+        )
+        for tools in (before, after)
     ]
-    order = _edit(
-        "tools",
-        Part("tools", "tool", "tool", "", 0, first + 1),
-        (telling[0], telling[1]),
-        (spans[0], spans[1]),
-    )
-    by_name = {part.place: part for part in was}
-    sorted_ = iter([by_name[name] for name in after])
-    return order, [next(sorted_) if part.what == "tool" and part.place in names else part for part in old]
+    part = Part("tools", "tool", "tool", "", 0, head + 1)
+    edit = _edit(kind_of(Difference("tools", part)), part, texts[0], texts[1])
+    sorted_ = iter([was[part.place] for part in after])
+    return [edit], [next(sorted_) if part.what == "tool" and part.place in now else part for part in old]
 
 
-def _end(part: Part) -> int:
-    return part.start + len(part.text)
-
-
-class _Pair(NamedTuple):
-    """Two parts, or one that only one prompt has. `kind`: of an edit that is known already, else ""."""
-
-    old: Part | None
-    new: Part | None
-    kind: str = ""
-
-
-def _pairs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[_Pair]:
-    """Align the parts of two prompts, in the order of the new one."""
+def _pairs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[tuple[int, int]]:
+    """Pair each new part with the old one that it is, or else with the first of which it is another version."""
     keys = [[(part.role, part.what, part.text) for part in parts] for parts in (old, new)]
-    for op, i1, i2, j1, j2 in _aligned(keys[0], keys[1], work):
-        if op == "equal":
-            yield from map(_Pair, old[i1:i2], new[j1:j2])
-        else:
-            yield from _changed(old[i1:i2], new[j1:j2], work)
+    for equal, i1, i2, j1, j2 in _aligned(keys[0], keys[1], work):
+        as_many = i2 - i1 if i2 - i1 == j2 - j1 else 0
+        if equal:
+            yield from zip(range(i1, i2), range(j1, j2), strict=True)
+        elif i2 - i1 == 1 or work.take((i2 - i1) * (j2 - j1)):
+            for j in range(j1, j2):
+                versions = (i for i in range(i1, i2) if _is_version(old[i], new[j], as_many, work))
+                if (i := next(versions, -1)) >= 0:
+                    yield i, j
+                    i1 = i + 1
 
 
-def _changed(was: Sequence[Part], now: Sequence[Part], work: Work) -> Iterator[_Pair]:
-    """Pair the parts between two equal ones."""
-    partners = _partners(was, now, work)
-    taken = set(partners.values())
-    kind = _summed_up(
-        [part for place, part in enumerate(was) if place not in taken],
-        [part for place, part in enumerate(now) if place not in partners],
-    )
-    done = 0
-    for number, part in enumerate(now):
-        if number not in partners:
-            yield _Pair(None, part, kind)
-            continue
-        if part.what != "tool":
-            yield from (
-                _Pair(was[place], None, kind)
-                for place in range(done, partners[number])
-                if _waits(was, place, taken)
-            )
-            done = max(done, partners[number] + 1)
-        yield _Pair(was[partners[number]], part)
-    for place, part in enumerate(was):
-        if place not in taken and (place >= done or part.what == "tool"):
-            yield _Pair(part, None, kind)
-
-
-def _waits(was: Sequence[Part], place: int, taken: set[int]) -> bool:
-    return place not in taken and was[place].what != "tool"
-
-
-def _partners(was: Sequence[Part], now: Sequence[Part], work: Work) -> dict[int, int]:
-    """Return which old part each new part changes, by position: tools by name, messages by likeness, in order."""
-    partners: dict[int, int] = {}
-    taken: set[int] = set()
-    last = -1
-    for number, part in enumerate(now):
-        if len(was) > 1 and not work.take(len(was)):
-            break
-        same = [
-            place
-            for place, other in enumerate(was)
-            if place not in taken and other.role == part.role and other.what == part.what
-        ]
-        if part.what in ("tool", "flag"):
-            same = [place for place in same if was[place].place == part.place][:1]
-        else:
-            same = [place for place in same if place > last]
-            if len(same) > 1 or (same and not _pairs_anyway(part, was, now)):
-                likeness = {
-                    place: _likeness(was[place].text[:JUDGED], part.text[:JUDGED], work) for place in same
-                }
-                best = max(same, key=lambda place: (likeness[place], -place))
-                same = [best] if likeness[best] >= LIKE or _pairs_anyway(part, was, now) else []
-        if same:
-            partners[number] = same[0]
-            taken.add(same[0])
-            last = same[0] if part.what not in ("tool", "flag") else last
-    return partners
-
-
-def _pairs_anyway(part: Part, was: Sequence[Part], now: Sequence[Part]) -> bool:
-    """Whether this part is a change of an old one, however unlike: each prompt has one."""
-    if len(was) == len(now) == 1:
-        return True
-    return (part.role in ("system", "developer", "prompt") or part.what in ("result", "call")) and len(
-        was
-    ) == len(now)
-
-
-def _summed_up(removed: Sequence[Part], added: Sequence[Part]) -> str:
-    """Return "compaction" if several turns were replaced by a shorter text that is a summary, else ""."""
-    turns = [part for part in removed if part.what not in ("tool", "flag")]
-    texts = [part.text for part in added if part.what == "text"]
-    shorter = sum(map(len, texts)) < sum(len(part.text) for part in turns)
-    return "compaction" if len(turns) > 1 and shorter and any(map(SUMMARY.search, texts)) else ""
-
-
-def _alone(pairs: Sequence[_Pair], moved: set[str], next_: Span) -> Edit:
-    """Return the edit of parts in a row that only one prompt has, or of a summary and what it stands for.
-
-    `next_`: where the parts after these begin in the old and in the new prompt.
+def _is_version(old: Part, new: Part, as_many: int, work: Work) -> bool:
+    """Whether this is a tool of the same name, or a message that is like the other. `as_many`: parts that both prompts
+    have there, 0: one has more.
     """
-    both = [
-        [part for part in side if part is not None]
-        for side in zip(*(pair[:2] for pair in pairs), strict=True)
-    ]
-    parts = both[1] or both[0]
-    part, place = parts[0], parts[0].place
-    kind = pairs[0].kind
-    if not kind and part.text in moved:
-        kind, place = _order_of(part.text), place.partition(".")[0]
-    kind = kind or _kind_alone(parts, "added" if both[1] else "removed")
-    texts = [some[0].text[:SHOWN] if some else "" for some in both]
-    spans = [
-        (some[0].start, _end(some[-1])) if some else (end, end) for some, end in zip(both, next_, strict=True)
-    ]
-    return _edit(kind, replace(part, place=place), (texts[0], texts[1]), (spans[0], spans[1]))
+    if (old.role, old.what) != (new.role, new.what):
+        return False
+    if new.what in ("tool", "flag"):
+        return old.place == new.place
+    if as_many == 1 or (as_many and (new.role in LEADING or new.what in ("result", "call"))):
+        return True
+    texts = old.text[:JUDGED], new.text[:JUDGED]
+    return work.take(sum(map(len, texts))) and likeness(*texts) >= LIKE
 
 
-def _edit(
-    kind: str, part: Part, texts: tuple[str, str], spans: tuple[Span, Span], label: str = "", lines: int = 0
-) -> Edit:
-    old, new = texts[0][:SHOWN], texts[1][:SHOWN]
-    return Edit(kind, part.place, part.role, part.line + lines, label, old, new, *spans, 0, *spans)
-
-
-def _kind_alone(parts: Sequence[Part], change: str) -> str:
-    what = parts[0].what
-    if what == "tool":
-        return f"tool_{change}"
-    if what == "flag" or all(part.what == "reasoning" for part in parts):
-        return what
-    if all(REMINDER.search(part.text) or _is_inside(part) for part in parts):
-        return "reminder"
-    return f"turn_{change}"
-
-
-def _is_inside(part: Part) -> bool:
-    """Whether this is a system message that is no system prompt, but stands between the turns."""
-    between_turns = part.place.startswith("messages") and part.place.partition(".")[0] != "messages[0]"
-    return between_turns and part.role in ("system", "developer")
-
-
-def _order_of(*texts: str) -> str:
-    return "examples" if are_examples(*texts) else "documents" if are_documents(*texts) else "order"
-
-
-class _Line(NamedTuple):
-    text: str
-    start: int
-    number: int
+def _alone(gone: Sequence[Part], come: Sequence[Part], next_: Span, moved: Collection[str]) -> Iterator[Edit]:
+    """Name the parts before a pair that one prompt has: tools, flags and moved parts one by one, turns together."""
+    groups: dict[int, tuple[list[Part], list[Part]]] = {}
+    for side, parts in ((1, come), (0, gone)):
+        for part in parts:
+            apart = part.what in ("tool", "flag") or part.text in moved
+            groups.setdefault(id(part) if apart else 0, ([], []))[side].append(part)
+    for both in groups.values():
+        sides: list[tuple[list[Part], list[Part]]] = [both]
+        if all(both) and not kind_of(Difference("parts", both[1][0], gone=both[0], come=both[1])):
+            sides = [([], both[1]), (both[0], [])]
+        for some, others in sides:
+            part = (others or some)[0]
+            old, new = _of_parts(some, next_[0]), _of_parts(others, next_[1])
+            difference = Difference("parts", part, moved=part.text in moved, gone=some, come=others)
+            place = part.place.partition(".")[0] if part.text in moved else part.place
+            yield _edit(kind_of(difference), replace(part, place=place, text=""), old, new)
 
 
 def _compared(was: Part, now: Part, work: Work) -> Iterator[Run]:
-    """Compare two parts."""
-    old, new = was.text, now.text
-    if old == new:
-        yield len(new)
+    """Name what differs between two versions of a part: at once, or else line by line."""
+    if was.text == now.text:
+        yield len(now.text)
         return
-    whole = _Change(was, now)
-    if work.edits >= MOST or not work.take(len(old) + len(new)):
-        yield whole.edit("other", (0, len(old)), (0, len(new)))
-    elif was.what == "result" and len(old) >= 4 * len(new) and _likeness(old[:JUDGED], new, work) < LIKE:
-        yield whole.edit("cleared", (0, len(old)), (0, len(new)))
-    elif now.what == "call":
-        yield whole.trimmed("tool_call_rewritten", old, new)
-    elif kind := _form_of(was, now):
-        yield whole.trimmed(kind, old, new)
-        yield min(len(old), len(new)) // 2
-    elif now.what == "tool":
-        yield whole.trimmed("tool_changed", old, new)
-        yield _agree(old, new) + _agree(old[::-1], new[::-1])
+    old, new = _of_parts([was]), _of_parts([now])
+    if work.edits >= MOST or not work.take(len(was.text) + len(now.text)):
+        yield _edit("other", now, old, new)
+        return
+    lines = [part.text.splitlines(keepends=True) for part in (was, now)]
+    first, last = _equal_ends(lines[0], lines[1]) if now.what in ("text", "reasoning") else (0, 0)
+    head, tail = (len("".join(some)) for some in (lines[1][:first], lines[1][len(lines[1]) - last :]))
+    old, new = (text.cut(text.start + head, text.end - tail) for text in (old, new))
+    yield head
+    kind = kind_of(Difference("text", now, old.text, new.text))
+    if not kind and now.what != "flag" and 2 * len(new.text) > len(now.text) > SHORT:
+        kind = "other" if likeness(was.text[:JUDGED], now.text[:JUDGED]) < LIKE else ""
+    if kind:
+        yield from _trimmed(kind, now, old, new)
     else:
-        yield from _lines_of(whole, old, new, work)
+        ends = old.start, new.start
+        for run in _Lines(now, old, new, work).runs():
+            if work.edits >= MOST:
+                yield from _trimmed("other", now, old.cut(ends[0], old.end), new.cut(ends[1], new.end))
+                break
+            ends = (run.old_span[1], run.new_span[1]) if isinstance(run, Edit) else ends
+            yield run
+    yield tail
 
 
-def _form_of(was: Part, now: Part) -> str:
-    """Return the kind of parts that say the same in another form, else ""."""
-    sorted_text = sorted_json(was.text) if now.what == "tool" or now.text[:1] in ("{", "[") else None
-    if sorted_text is not None and sorted_text == sorted_json(now.text):
-        return "keys"
-    form = same_but_form(was.text, now.text)
-    if form == "whitespace":
-        return form if was.text.split() == now.text.split() else ""
-    forms = (unicodedata.normalize("NFKC", part.text) for part in (was, now))
-    return form if form and next(forms) == next(forms) else ""
-
-
-class _Change(NamedTuple):
-    """Two parts that differ: makes edits of their texts."""
-
-    was: Part
-    now: Part
-
-    def in_prompt(self, span: Span, side: int) -> Span:
-        """Return the position of a text in the old (0) or the new (1) prompt."""
-        start = self[side].start
-        return start + span[0], start + span[1]
-
-    def edit(self, kind: str, old: Span, new: Span, label: str = "") -> Edit:
-        before = self.now.text.count("\n", 0, new[0])
-        texts = self.was.text[slice(*old)], self.now.text[slice(*new)]
-        spans = self.in_prompt(old, 0), self.in_prompt(new, 1)
-        return _edit(kind, self.now, texts, spans, label, before)
-
-    def trimmed(self, kind: str, old: str, new: str, offsets: Span = (0, 0)) -> Edit:
-        """Return an edit of these texts, which begin `offsets` these positions, without what is equal at both ends."""
-        head = _agree(old, new)
-        tail = min(_agree(old[::-1], new[::-1]), min(len(old), len(new)) - head)
-        label = masked(new[:head].rpartition("\n")[2][-NEAR:])
-        return self.edit(
-            kind,
-            (offsets[0] + head, offsets[0] + len(old) - tail),
-            (offsets[1] + head, offsets[1] + len(new) - tail),
-            label,
-        )
+def _trimmed(kind: str, part: Part, old: Text, new: Text) -> Iterator[Run]:
+    """Make one edit of two texts, without what is equal at both ends."""
+    head, tail = (0, 0) if kind == "cleared" else _equal_ends(old.text, new.text)
+    yield head
+    label = masked(new.text[:head].rpartition("\n")[2][-NEAR:])
+    texts = [text.cut(text.start + head, text.end - tail) for text in (old, new)]
+    yield _edit(kind, part, texts[0], texts[1], label)
+    yield len(new.text) - head if kind in SAME_TEXT else tail
 
 
 _CUT = re.compile(r"(?<=[.!?;] )|(?<=[,}\]])(?=[ \"{\[])")
@@ -534,317 +357,109 @@ def _cut(text: str) -> list[str]:
     """Return the lines of a text; one that is long is cut."""
     lines: list[str] = []
     for line in text.splitlines(keepends=True):
-        if len(line) <= LONG:
-            lines.append(line)
-        else:
-            for piece in _CUT.split(line):
-                lines += [piece] if len(piece) <= LONG else _PIECE.findall(piece)
-    return [line for line in lines if line]
+        for piece in _CUT.split(line) if len(line) > LONG else [line]:
+            lines += _PIECE.findall(piece) if len(piece) > LONG else [piece]
+    return list(filter(None, lines))
 
 
-def _lines_of(whole: _Change, old: str, new: str, work: Work) -> Iterator[Run]:
-    was, now = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    head = _agree(was, now)
-    tail = min(_agree(was[::-1], now[::-1]), min(len(was), len(now)) - head)
-    offset = sum(map(len, was[:head]))
-    if offset:
-        yield offset
-    end = sum(map(len, was[len(was) - tail :])) if tail else 0
-    middle = old[offset : len(old) - end], new[offset : len(new) - end]
-    if same_keys(*middle):
-        yield whole.trimmed("keys", *middle, (offset, offset))
-        yield min(map(len, middle)) // 2
-    elif (shape := _shape_of(whole.now, middle)) is None:
-        yield from _Lines(whole, middle, offset, work).runs()
-    else:
-        shapes = work.shapes
-        if shape not in shapes:
-            if len(shapes) >= SHAPES:
-                shapes.clear()
-            own = Work()  # what is kept depends on the shape alone, whatever this comparison may still take
-            shapes[shape] = _named(whole, middle, offset, _Lines(whole, middle, offset, own).runs())
-            work.left, work.taken = max(0, work.left - own.taken), work.taken + own.taken
-        yield from _of_shape(whole, middle, offset, shapes[shape], work)
-    if end:
-        yield end
-
-
-class _Shape(NamedTuple):
-    """What is equal for lines of which the same values differ: one client's prompts differ alike again and again."""
-
-    masks: str
-    whats: tuple[str, ...]
-    differ: tuple[int, ...]
-    part: str
-    role: str
-    begins: str
-
-
-class _Named(NamedTuple):
-    """An edit of a shape: its atoms, and those that a client would move."""
-
-    kind: str
-    label: str
-    atoms: Span
-    move: Span
-
-
-Shapes = dict[_Shape, tuple[_Named, ...] | None]
-"""The edits of each shape; None if one begins or ends inside an atom."""
-
-
-def _shape_of(part: Part, texts: tuple[str, str]) -> _Shape | None:
-    """Return the shape of lines that differ in values and words alone, and are no other order of the same; None for
-    others. Lines that differ in words are told from each other by all of their text.
-    """
-    if max(map(len, texts)) > LONG:
-        return None
-    was, now = map(atoms, texts)
-    differ = tuple(
-        [number for number, (before, other) in enumerate(zip(was, now, strict=False)) if before != other]
-    )
-    kinds = {was[number].what for number in differ}
-    if len(was) != len(now) or any(was[number].what != now[number].what for number in differ):
-        return None
-    if not kinds <= {*VALUES, "word"}:
-        return None
-    if len(differ) > 1 and {was[number].text for number in differ} & {now[number].text for number in differ}:
-        return None
-    masks = masked(texts[1])
-    if "word" in kinds:
-        lines = zip(*(text.splitlines(keepends=True) for text in texts), strict=True)
-        masks = "".join([mask if (mask := masked(new)) == masked(old) else old + new for old, new in lines])
-    whats = tuple([atom.what for atom in now])
-    return _Shape(masks, whats, differ, part.what, part.role, part.text[:SHAPE_BEGINS])
-
-
-def _named(
-    whole: _Change, texts: tuple[str, str], offset: int, runs: Iterator[Run]
-) -> tuple[_Named, ...] | None:
-    """Return the edits by their atoms; None if one begins or ends inside an atom."""
-    places = []
-    for side, text in enumerate(texts):
-        ends = accumulate((len(atom.text) for atom in atoms(text)), initial=whole[side].start + offset)
-        places.append({end: number for number, end in enumerate(ends)})
-    names = []
-    for run in runs:
-        if isinstance(run, Edit):
-            spans = [
-                tuple(places[side].get(end, -1) for end in span)
-                for side, span in ((0, run.old_span), (1, run.new_span), (0, run.old_move), (1, run.new_move))
-            ]
-            if spans[0] != spans[1] or spans[2] != spans[3] or min(map(min, spans)) < 0:
-                return None
-            names.append(_Named(run.kind, run.label, (spans[1][0], spans[1][1]), (spans[3][0], spans[3][1])))
-    return tuple(names)
-
-
-def _of_shape(
-    whole: _Change, texts: tuple[str, str], offset: int, named: tuple[_Named, ...] | None, work: Work
-) -> Iterator[Run]:
-    if named is None:
-        yield from _Lines(whole, texts, offset, work).runs()
-        return
-    ends = [list(accumulate((len(atom.text) for atom in atoms(text)), initial=offset)) for text in texts]
-    done = offset
-    for name in named:
-        spans, moves = ([(some[span[0]], some[span[1]]) for some in ends] for span in (name.atoms, name.move))
-        if spans[1][0] > done:
-            yield spans[1][0] - done
-        edit = whole.edit(name.kind, spans[0], spans[1], name.label)
-        yield replace(edit, old_move=whole.in_prompt(moves[0], 0), new_move=whole.in_prompt(moves[1], 1))
-        done = spans[1][1]
-    if ends[1][-1] > done:
-        yield ends[1][-1] - done
+def _starts(texts: Iterable[str], start: int) -> list[int]:
+    return list(accumulate(map(len, texts), initial=start))
 
 
 class _Lines:
-    """Compares the lines of two texts, which begin `at` this position in their parts."""
+    """The lines of two texts."""
 
-    def __init__(self, whole: _Change, texts: tuple[str, str], offset: int, work: Work) -> None:
-        self._whole, self._work = whole, work
-        self._was, self._now = map(_cut, texts)
-        self._starts = [list(accumulate(map(len, lines), initial=offset)) for lines in (self._was, self._now)]
-        was, now = (Counter(filter(_tells, lines)) for lines in (self._was, self._now))
-        self._gone, self._come = was - now, now - was
+    def __init__(self, part: Part, old: Text, new: Text, work: Work) -> None:
+        self._part, self._old, self._new, self._work = part, old, new, work
+        self._was, self._now = _cut(old.text), _cut(new.text)
+        self._starts = _starts(self._was, old.start), _starts(self._now, new.start)
+        self._both = _in_both(self._was, self._now)
 
     def runs(self) -> Iterator[Run]:
         was, now = self._was, self._now
-        if len(was) > 1 and not self._gone and not self._come and len(was) == len(now):
-            yield self._edit(_order_of(*self._texts(0, len(was), 0, len(now))), 0, len(was), 0, len(now))
+        if len(was) == len(now) and all(line in self._both or len(line) <= TELLING for line in was + now):
+            yield from self._block(0, len(was), 0, len(now))
             return
-        masks = [masked(line) for line in was], [masked(line) for line in now]
-        blocks = _aligned(*masks, self._work)
-        for number, (op, i1, i2, j1, j2) in enumerate(blocks):
-            if self._work.edits >= MOST and number + 1 < len(blocks):
-                last = blocks[-1]
-                end = (last[1], last[3]) if last[0] == "equal" else (len(was), len(now))
-                yield self._edit("other", i1, end[0], j1, end[1])
-                yield from self._paired(last[1], last[2], last[3]) if last[0] == "equal" else ()
-                return
-            if op == "equal":
-                yield from self._paired(i1, i2, j1)
-            elif op == "replace":
-                yield from self._replaced(i1, i2, j1, j2)
-            else:
-                yield self._apart(i1, i2, j1, j2)
+        for equal, i1, i2, j1, j2 in _aligned(list(map(masked, was)), list(map(masked, now)), self._work):
+            yield from self._versions(i1, j1, i2 - i1) if equal else self._block(i1, i2, j1, j2)
 
-    def _edit(self, kind: str, i1: int, i2: int, j1: int, j2: int) -> Edit:
-        old, new = self._starts
-        edit = self._whole.edit(kind, (old[i1], old[i2]), (new[j1], new[j2]))
-        if kind not in LISTS:
-            return edit
-        moves = [
-            self._whole.in_prompt((starts[0], starts[-1]), side) for side, starts in enumerate(self._starts)
-        ]
-        return replace(edit, old_move=moves[0], new_move=moves[1])
-
-    def _texts(self, i1: int, i2: int, j1: int, j2: int) -> tuple[str, str]:
-        return "".join(self._was[i1:i2]), "".join(self._now[j1:j2])
-
-    def _apart(self, i1: int, i2: int, j1: int, j2: int) -> Edit:
-        """Lines that only one prompt has, or that stand elsewhere in the other one."""
-        old, new = self._texts(i1, i2, j1, j2)
-        text = old or new
-        lines, only = (self._was[i1:i2], self._gone) if old else (self._now[j1:j2], self._come)
-        telling = list(filter(_tells, lines))
-        moved = bool(telling) and all(line not in only for line in telling)
-        if moved or are_examples(text) or are_documents(text):
-            kind = _order_of(text)
-        elif REMINDER.search(text):
-            kind = "reminder"
-        else:
-            kind = "line_removed" if old else "line_added"
-        return self._edit(kind, i1, i2, j1, j2)
-
-    def _paired(self, i1: int, i2: int, j1: int) -> Iterator[Run]:
-        was, now = self._was, self._now
-        for i, j in zip(range(i1, i2), range(j1, j1 + i2 - i1), strict=True):
-            last = i + 1 == len(was) or j + 1 == len(now)
-            if self._work.edits >= MOST and was[i] != now[j]:
-                same = _agree(was[i:i2][::-1], now[j : j1 + i2 - i1][::-1])
-                yield self._edit("other", i, i2 - same, j, j1 + i2 - i1 - same)
-                yield sum(map(len, was[i2 - same : i2]))
-                return
-            if last and len(was) != len(now) and was[i].rstrip("\n") == now[j].rstrip("\n"):
-                yield len(now[j])  # a line after it was put in or left out, with the line end between them
-            elif was[i] != now[j] and self._stands_elsewhere(i, j):
-                around = self._whole.now.text[: self._starts[1][j + 1]].splitlines()[-CONTEXT:]
-                yield self._edit(_order_of("\n".join(around)), i, i + 1, j, j + 1)
-            else:
-                yield from _line(
-                    self._whole, was[i], now[j], (self._starts[0][i], self._starts[1][j]), self._work
-                )
-
-    def _stands_elsewhere(self, i: int, j: int) -> bool:
-        """Whether these are two lines, of which one or both stand elsewhere in the other prompt."""
-        old, new = self._was[i], self._now[j]
-        moved = [_tells(line) and line not in only for line, only in ((old, self._gone), (new, self._come))]
-        return all(moved) or (any(moved) and masked(old) != masked(new))
-
-    def _replaced(self, i1: int, i2: int, j1: int, j2: int) -> Iterator[Run]:
-        was, now = self._was, self._now
-        moved = [
-            [line for line in lines if _tells(line) and line not in only]
-            for lines, only in ((was[i1:i2], self._gone), (now[j1:j2], self._come))
-        ]
-        old, new = self._texts(i1, i2, j1, j2)
-        if moved[0] and sorted(moved[0]) == sorted(moved[1]) and 2 * sum(map(len, moved[0])) > len(old):
-            yield self._edit(_order_of(old, new), i1, i2, j1, j2)
+    def _block(self, i1: int, i2: int, j1: int, j2: int) -> Iterator[Run]:
+        """Name lines that only one text has, or that stand in another order; pair others."""
+        moved = self._moved(self._was[i1:i2], self._now[j1:j2])
+        if moved or i1 == i2 or j1 == j2:
+            yield self._edit(i1, i2, j1, j2, moved=moved)
             return
-        while i1 < i2 and j1 < j2 and i2 - i1 != j2 - j1 and _likeness(was[i1], now[j1], self._work) < 0.5:
-            if i2 - i1 > j2 - j1:
-                yield self._apart(i1, i1 + 1, j1, j1)
-                i1 += 1
-            else:
-                yield self._apart(i1, i1, j1, j1 + 1)
-                j1 += 1
+        while i1 < i2 and j1 < j2 and i2 - i1 != j2 - j1 and likeness(self._was[i1], self._now[j1]) < VERSION:
+            gone = i2 - i1 > j2 - j1
+            yield from self._block(i1, i1 + gone, j1, j1 + (not gone))
+            i1, j1 = i1 + gone, j1 + (not gone)
         both = min(i2 - i1, j2 - j1)
-        yield from self._paired(i1, i1 + both, j1)
-        if i1 + both < i2:
-            yield self._apart(i1 + both, i2, j1 + both, j1 + both)
-        if j1 + both < j2:
-            yield self._apart(i1 + both, i1 + both, j1 + both, j2)
+        yield from self._versions(i1, j1, both)
+        if i2 - i1 != j2 - j1:
+            yield from self._block(i1 + both, i2, j1 + both, j2)
 
+    def _edit(self, i1: int, i2: int, j1: int, j2: int, *around: str, moved: bool) -> Edit:
+        old = self._old.cut(self._starts[0][i1], self._starts[0][i2])
+        new = self._new.cut(self._starts[1][j1], self._starts[1][j2])
+        kind = kind_of(Difference("lines", self._part, old.text, new.text, around=around, moved=moved))
+        return _edit(kind, self._part, old, new, moved=(self._old, self._new) if kind in LISTS else ())
 
-def _tells(line: str) -> bool:
-    """Whether a line tells which line it is."""
-    return len(line) > 3
+    def _moved(self, was: Sequence[str], now: Sequence[str]) -> bool:
+        """Whether these lines stand elsewhere in the other text, or most of them in another order here."""
+        old, new = ([line for line in lines if line in self._both] for lines in (was, now))
+        if not was or not now:
+            telling = [line for line in (was or now) if len(line) > TELLING]
+            return bool(telling) and telling == (old or new)
+        return sorted(old) == sorted(new) and 2 * sum(map(len, old)) > sum(map(len, was))
 
-
-def _line(whole: _Change, old: str, new: str, offsets: Span, work: Work) -> Iterator[Run]:
-    """Compare two lines."""
-    if old == new:
-        yield len(new)
-        return
-    ends = (offsets[0], offsets[0] + len(old)), (offsets[1], offsets[1] + len(new))
-    listed = (
-        _order_of(old, new) if are_examples(old, new) or (are_documents(old) and are_documents(new)) else ""
-    )
-    if work.edits >= MOST or not work.take(len(old) + len(new)):
-        yield whole.edit("other", *ends)
-        return
-    if len(old) + len(new) > 80 and masked(old) != masked(new) and _likeness(old, new, work) < 0.3:
-        yield whole.edit(listed or "other", *ends)
-        return
-    spans = list(_spans(old, new, work))
-    if same_keys(old, new):
-        yield whole.trimmed("keys", old, new, offsets)
-        return
-    if len(spans) > 1 and same_words(old, new):
-        yield whole.trimmed(listed or "order", old, new, offsets)
-        return
-    done = 0
-    for was, now in spans:
-        if now[0] > done:
-            yield now[0] - done
-        label = new[: now[0]]
-        whole_line = len(spans) == 1 and all(
-            _LABELLED.fullmatch(line[: span[0]]) and _END_OF_LINE.fullmatch(line[span[1] :])
-            for line, span in ((old, was), (new, now))
-        )
-        kind = kind_of(old[slice(*was)], new[slice(*now)], label, whole.now, (old, new))
-        if listed and kind in ("other", "counter", "order"):
-            kind = listed
-        moved = [(start + span[0], start + span[1]) for start, span in zip(offsets, (was, now), strict=True)]
-        edit = whole.edit(kind, moved[0], moved[1], masked(label)[-NEAR:])
-        if whole_line:
-            edit = replace(edit, old_move=whole.in_prompt(ends[0], 0), new_move=whole.in_prompt(ends[1], 1))
-        yield edit
-        done = now[1]
-    if len(new) > done:
-        yield len(new) - done
+    def _versions(self, i1: int, j1: int, count: int) -> Iterator[Run]:
+        """Compare lines in pairs."""
+        for i, j in zip(range(i1, i1 + count), range(j1, j1 + count), strict=True):
+            old, new = self._was[i], self._now[j]
+            if old.rstrip("\n") == new.rstrip("\n"):
+                yield len(new)
+                continue
+            same, elsewhere = masked(old) == masked(new), [old in self._both, new in self._both]
+            if all(elsewhere) or (any(elsewhere) and not same):
+                before = self._part.text[: self._starts[1][j + 1] - self._part.start].splitlines()
+                yield self._edit(i, i + 1, j, j + 1, "\n".join(before[-CONTEXT:]), moved=True)
+            elif not same and len(old) + len(new) > SHORT and likeness(old, new) < LIKE:
+                yield self._edit(i, i + 1, j, j + 1, moved=False)
+            else:
+                old_line = self._old.cut(*self._starts[0][i : i + 2])
+                yield from _line(self._part, old_line, self._new.cut(*self._starts[1][j : j + 2]), self._work)
 
 
 _LABELLED = re.compile(r"\W*[\w -]{0,40}[:=]?[\s\"']*")
 _END_OF_LINE = re.compile(r"[\s\"'.;,]*")
 
 
-def _spans(old: str, new: str, work: Work) -> Iterator[tuple[Span, Span]]:
-    """Yield where two lines differ. Differences with only a blank or a mark or two between them are one."""
-    was, now = atoms(old), atoms(new)
-    starts = [list(accumulate((len(atom.text) for atom in some), initial=0)) for some in (was, now)]
+def _line(part: Part, old: Text, new: Text, work: Work) -> Iterator[Run]:
+    """Name what differs between two versions of a line: at once, or else value by value."""
+    spans = _spans(old, new, work)
+    if kind := kind_of(Difference("line", part, old.text, new.text, several=len(spans) > 1)):
+        yield from _trimmed(kind, part, old, new)
+        return
+    done = new.start
+    for was, now in spans:
+        yield now.start - done
+        done = now.end
+        label, rest = new.text[: now.start - new.start], new.text[done - new.start :]
+        kind = kind_of(Difference("value", part, was.text, now.text, label, (old.text, new.text)))
+        alone = len(spans) == 1 and _LABELLED.fullmatch(label) and _END_OF_LINE.fullmatch(rest)
+        yield _edit(kind, part, was, now, masked(label)[-NEAR:], (old, new) if alone else ())
+    yield new.end - done
+
+
+def _spans(old: Text, new: Text, work: Work) -> list[tuple[Text, Text]]:
+    """Return where two lines differ. Differences with only a blank or a mark or two between them are one."""
+    was, now = atoms(old.text), atoms(new.text)
     joined: list[list[int]] = []
-    for op, *block in _aligned(was, now, work):
-        if op == "equal":
-            continue
-        between_ = was[joined[-1][1] : block[0]] if joined else []
-        if joined and len(between_) <= 2 and all(atom.what in ("space", "mark") for atom in between_):
-            joined[-1][1], joined[-1][3] = block[1], block[3]
-        else:
+    for equal, *block in _aligned(was, now, work):
+        if not equal:
+            kept = was[joined[-1][1] : block[0]] if joined else ()
+            if joined and len(kept) <= 2 and all(what in ("space", "mark") for what, _ in kept):
+                block = [joined[-1][0], block[1], joined.pop()[2], block[3]]
             joined.append(block)
-    for i1, i2, j1, j2 in joined:
-        yield (starts[0][i1], starts[0][i2]), (starts[1][j1], starts[1][j2])
-
-
-_WORD = re.compile(r"\w+")
-
-
-def _likeness(old: str, new: str, work: Work) -> float:
-    """Return the share of words that two texts have in common."""
-    if old == new:
-        return 1.0
-    if not work.take(len(old) + len(new)):
-        return 0.0
-    was, now = Counter(_WORD.findall(old)), Counter(_WORD.findall(new))
-    return 2 * (was & now).total() / max(1, was.total() + now.total())
+    olds, news = _starts((atom for _, atom in was), old.start), _starts((atom for _, atom in now), new.start)
+    return [(old.cut(olds[i1], olds[i2]), new.cut(news[j1], news[j2])) for i1, i2, j1, j2 in joined]

@@ -22,7 +22,7 @@ from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.token_ids import agreeing, packed
 from kvtune.requests.text.changes import MERGED
 from kvtune.requests.text.divergence import Divergence
-from kvtune.requests.text.edits import Edit, Shapes, Work, edits, stripped
+from kvtune.requests.text.edits import Edit, edits, stripped
 from kvtune.servers.tap.joining import LATE_S, Joining
 from kvtune.servers.tap.limits import REQUEST_S, TooLongError, cpu_limit
 from kvtune.servers.tap.messages import Settings
@@ -131,7 +131,6 @@ class Judging:
         self._scrape = self._looked()
         self.requests = self._judge()
         self._places = count()
-        self._shapes: Shapes = {}
         self._groups = Groups()
         self._recent: OrderedDict[int, Request] = OrderedDict()
         """Requests whose text later ones are compared with, by their place."""
@@ -197,22 +196,19 @@ class Judging:
     def _differs(self, request: Request, divergence: Divergence | None) -> Differs | None:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
         before = self._recent.get(request.before)
-        if before is not None and (named := tuple(self._edits(before, request))):
+        if before is not None and (named := tuple(edits(before.body, request.body))):
             place = agreeing(packed(before.row.prompt), packed(request.row.prompt))
             beside = self.requests.earlier.beside(request.place, before.place, request.row.salt)
             return Differs(before.number, place, beside.after if beside is not None else 0, named)
         like = self._recent.get(divergence.like) if divergence is not None else None
         if divergence is None or like is None:
             return None
-        alike, named = like.group == request.group, tuple(self._edits(like, request))
+        alike, named = like.group == request.group, tuple(edits(like.body, request.body))
         if not named and alike:
             # What the server drops is in no body: tokens that only the earlier prompt has.
             gone, come = (some.stop - some.start for some in divergence.gap)
             named = stripped(like.body) if come < MERGED < gone else ()
         return Differs(like.number, divergence.at, divergence.after, named, alike)
-
-    def _edits(self, old: Request, new: Request) -> list[Edit]:
-        return edits(old.body, new.body, Work(shapes=self._shapes))
 
     def begun(self, request: Request) -> None:
         """Its first token is out."""

@@ -134,7 +134,7 @@ def all_mended(
     prompts: Sequence[tuple[Sequence[int], Sequence[int]]], divergences: dict[int, Divergence]
 ) -> list[list[int]]:
     """The prompts with all changes mended, without their text."""
-    changes = {number: changes_of(one, None, {}) for number, one in divergences.items()}
+    changes = {number: changes_of(one, None) for number, one in divergences.items()}
     chosen = {number: range(len(some)) for number, some in changes.items()}
     return [ids.tolist() for ids in mended(prompts, divergences, changes, chosen)]
 
@@ -192,7 +192,7 @@ def test_a_mended_prompt_has_the_tokens_of_the_original(documents: list[list[int
     divergences = found(prompts)
     again = all_mended([(prompt, ()) for prompt in prompts], divergences)
     assert [sorted(prompt) for prompt in again] == [sorted(prompt) for prompt in prompts]
-    changes = {number: changes_of(one, None, {}) for number, one in divergences.items()}
+    changes = {number: changes_of(one, None) for number, one in divergences.items()}
     as_they_are = mended([(prompt, ()) for prompt in prompts], divergences, changes, {})
     assert [prompt.tolist() for prompt in as_they_are] == prompts
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.requests.text.edits import LEAST, MOST, STEPS, Edit, Shapes, Work, between, edits
-from kvtune.requests.text.kinds import KINDS
+from kvtune.requests.text.edits import LEAST, MOST, STEPS, Edit, Work, between, edits
+from kvtune.requests.text.kinds import KINDS, atoms, masked
 from kvtune.requests.text.parts import of_text
 from tests.requests.text.dialogues import CHANGES, dialogue, judged, pair
 from tests.requests.text.dialogues import anthropic as to_anthropic
@@ -268,6 +268,34 @@ def test_many_messages_take_bounded_work() -> None:
     assert work.taken <= STEPS
 
 
+def test_many_messages_of_other_roles_take_bounded_work() -> None:
+    """3,000 messages each: none is a version of another, and nobody compares each with each."""
+    bodies = [
+        said(*[(role, f"{role} {n}") for n in range(3000)], ("user", RULES)) for role in ("user", "tool")
+    ]
+    work = Work()
+    assert kinds(edits(bodies[0], bodies[1], work)) == ["turn_added", "turn_removed"]
+    assert work.taken <= STEPS
+
+
+@pytest.mark.parametrize("form", [dict, to_anthropic], ids=["openai", "anthropic"])
+def test_what_two_applications_differ_in_is_one_edit(form: Any) -> None:
+    """Prompts of two applications that end alike: their system texts, tools and turns are not told apart."""
+    asked = {"role": "user", "content": rules(70, 4)}
+    for seed in range(0, 40, 2):
+        old, new = (dialogue(random.Random(one)) for one in (seed, seed + 1))
+        for body in (old, new):
+            body["messages"].append(asked)
+        assert kinds(edits(form(old), form(new))) == ["other"]
+
+
+def test_a_system_text_of_another_application_is_one_edit() -> None:
+    """Also if a long question follows that both have."""
+    lines = [rules(seed).replace(". ", ".\n") for seed in (71, 72)]
+    bodies = [openai(f"You help.\n{some}", rules(73, 40)) for some in lines]
+    assert kinds(edits(bodies[0], bodies[1])) == ["other"]
+
+
 def test_without_steps_left_the_whole_text_is_one_edit() -> None:
     old, new = (openai(f"Time: 9:0{n}\nID: {n}{n}\n{RULES}") for n in (1, 2))
     assert kinds(edits(old, new, Work(0))) == []  # nothing is known to follow
@@ -286,7 +314,7 @@ def test_random_edits_of_dialogues_are_named() -> None:
 
 
 def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
-    """Two prompts are compared as others were of which the same values differ: the edits are those of a first time."""
+    """Two prompts are compared after others, with and without work left: the edits are those of a first time."""
     pairs = [pair(seed) for seed in range(40)]
     for n in range(40):
         lines = [
@@ -295,11 +323,14 @@ def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
             for m in (n, 59 - n)
         ]
         pairs.append((openai(f"{lines[0]}\n{RULES}"), openai(f"{lines[1]}\n{RULES}"), []))
-    shapes: Shapes = {}
     for old, new, _ in pairs:
-        edits(old, new, Work(2000, shapes))  # with little work left, which must not show in what is kept
-        assert edits(old, new, Work(shapes=shapes)) == edits(old, new)
-    assert shapes
+        edits(old, new, Work(2000))  # with little work left, which must not show in what is kept
+    assert all(kept.cache_info().currsize for kept in (atoms, masked))
+    for old, new, _ in pairs:
+        named = edits(old, new)
+        for kept in (atoms, masked):
+            kept.cache_clear()
+        assert edits(old, new) == named
 
 
 @pytest.mark.parametrize("form", [dict, to_anthropic], ids=["openai", "anthropic"])

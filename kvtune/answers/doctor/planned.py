@@ -15,7 +15,7 @@ from kvtune.base import children
 from kvtune.base.errors import UsageError
 from kvtune.data.flags import flag_number, flag_texts, flag_value, settings_given
 from kvtune.data.layout.config import FAMILIES, family_of, only_vllm, shape_of
-from kvtune.data.layout.fields import Config, Fields, text_config
+from kvtune.data.layout.fields import Fields, text_config
 from kvtune.data.layout.model_config import model_config
 from kvtune.data.layout.models import engine_defaults
 from kvtune.data.layout.plan import (
@@ -110,8 +110,10 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
     """Return facts planned from config.json alone, for `platform` or else an assumed one; `Facts.assumed` names it."""
     platform = platform or assumed_platform()
     device = platform.runs_on
-    config, given = config_of(model, flag_value(engine_args, "revision")), flag_texts(engine_args)
-    flags = {**engine_defaults(model, device), **given}
+    file, given = model_config(model, flag_value(engine_args, "revision")), flag_texts(engine_args)
+    if not file.fields:
+        raise UsageError(file.why, "without vLLM, doctor reads config.json: give a folder that has one")
+    config, flags = file.fields, {**engine_defaults(model, device), **given}
     caching = "no-enable-prefix-caching" not in flags
     backend = backend_of(platform, flags.get("attention-backend", ""))
     if not caching or flags.get("gdn-prefill-backend", "auto") not in ("auto", "flashinfer"):
@@ -181,14 +183,6 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
         for kind, groups, layers, used, window in kinds
         for number in range(groups)
     ]
-
-
-def config_of(model: str, revision: str | None = None) -> Config:
-    """Return the model's config.json; UsageError if it cannot be read."""
-    config = model_config(model, revision)
-    if not config.fields:
-        raise UsageError(config.why, "without vLLM, doctor reads config.json: give a folder that has one")
-    return config.fields
 
 
 def with_gpu_block(facts: Facts) -> Facts:

@@ -93,7 +93,7 @@ class Servers(msgspec.Struct, frozen=True):
         )
 
 
-class Unit(NamedTuple):
+class FactUnit(NamedTuple):
     """How a figure is written, and the value that it is compared by."""
 
     text: Callable[[Any], str]
@@ -106,7 +106,7 @@ class Row(NamedTuple):
 
     title: str
     path: tuple[str, ...]
-    unit: Unit
+    unit: FactUnit
 
 
 def _range(ends: tuple[float, float]) -> str:
@@ -118,12 +118,12 @@ def _time(value_ms: float) -> str:
     return ms(value_ms) if value_ms else "0 s"
 
 
-COUNT, TIME, SHARE = Unit(count), Unit(_time), Unit(percent, share=True)
-RATE = Unit(lambda rate: number(float(f"{rate:.3g}")))
-LENGTH = Unit(lambda seconds: ms(1000 * seconds))
-PAUSE = Unit(lambda seconds: _time(1000 * seconds), lambda seconds: 1000 * seconds)
-RANGE = Unit(_range, lambda ends: None if ends[1] - ends[0] > POINTS else ends[0], share=True)
-BUCKET = Unit(bounds_text, lambda bounds: bounds.above)
+COUNT, TIME, SHARE = FactUnit(count), FactUnit(_time), FactUnit(percent, share=True)
+RATE = FactUnit(lambda rate: number(float(f"{rate:.3g}")))
+LENGTH = FactUnit(lambda seconds: ms(1000 * seconds))
+PAUSE = FactUnit(lambda seconds: _time(1000 * seconds), lambda seconds: 1000 * seconds)
+RANGE = FactUnit(_range, lambda ends: None if ends[1] - ends[0] > POINTS else ends[0], share=True)
+BUCKET = FactUnit(bounds_text, lambda bounds: bounds.above)
 
 TRAFFIC = (
     Row("recorded", ("account", "seconds"), LENGTH),

@@ -117,7 +117,8 @@ class Family:
     heads_may_miss: without `num_key_value_heads` each head has its own keys and values; else transformers has a default
     of the family, and the field must be there. window_given: the same of `sliding_window`.
     size: whether `head_dim` must be there ("given"), or the hidden size divided by the heads stands for it if it is not
-    ("either"), or nothing else is allowed ("derived"). inputs: how many hidden sizes a head's size is a part of.
+    ("either"), or nothing else is allowed ("derived"). inputs: hidden sizes that an attention layer reads; of two
+    (Zamba2: hidden states and embeddings), only `attention_head_dim` is a head's size.
     windows: which layers have them if no list says so: "all", each but the last of a "pattern", none that is known
     ("listed"); "every other": vLLM has them there, whatever a list says. window_more: how many tokens more the window
     has in vLLM.
@@ -209,29 +210,29 @@ def shape_of(
     `float32_states`: the platform keeps states in float32 (`Platform`).
     """
     model_type, text = family_of(config), text_config(config)
-    f = Fields(text, name or text_of(config, "model_type") or "config.json")
+    fields = Fields(text, name or text_of(config, "model_type") or "config.json")
     model_dtype = _model_dtype(config, dtype)
     if model_type not in FAMILIES:
-        raise only_vllm(f.source, f"field model_type: kvtune has no arithmetic for {model_type[:40]!r}")
+        raise only_vllm(fields.source, f"field model_type: kvtune has no arithmetic for {model_type[:40]!r}")
     family = FAMILIES[model_type]
     of_states = state_dtype_of(config, dtype=dtype, state_dtype=state_dtype, float32_states=float32_states)
-    shapes = family.states(f, tensor_parallel) if family.states else {}
-    full, windows, with_state = _layers(f, model_type, family)
-    if full < 0 or with_state < 0:
+    shapes = family.states(fields, tensor_parallel) if family.states else {}
+    full, windows, with_state = _layers(fields, model_type, family)
+    if with_state < 0:
         raise UsageError(
-            f"{f.source}: field num_hidden_layers is {f.layers()}, fewer than the layers that are listed",
+            f"{fields.source}: field num_hidden_layers is {fields.layers()}, fewer than the layers that are listed",
             "repair the model's config.json",
         )
-    latent, heads = 0, f.number("num_attention_heads")
+    latent, heads = 0, fields.number("num_attention_heads")
     if family.latent:
-        latent = f.number("kv_lora_rank") + f.number("qk_rope_head_dim")
-        f.read |= OF_LATENTS
-    kv_heads = f.number("num_key_value_heads", default=heads if family.heads_may_miss else None)
+        latent = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim")
+        fields.read |= OF_LATENTS
+    kv_heads = fields.number("num_key_value_heads", default=heads if family.heads_may_miss else None)
     shape = ModelShape(
-        name=f.source,
+        name=fields.source,
         attention_layers=full,
         kv_heads=max(1, kv_heads // tensor_parallel),
-        head_dim=_head_dim(f, heads, family),
+        head_dim=_head_dim(fields, heads, family),
         kv_element_bytes=ELEMENT_BYTES[_dtype(kv_cache_dtype, model_dtype)],
         state_layers=with_state,
         states=tuple(
@@ -240,77 +241,79 @@ def shape_of(
         ),
         state_dtype=of_states,
         window_layers=windows,
-        window=f.number("sliding_window") + family.window_more if windows else 0,
+        window=fields.number("sliding_window") + family.window_more if windows else 0,
         latent=latent,
-        delta_heads=f.number("linear_key_head_dim") if family.checkpoints else 0,
+        delta_heads=fields.number("linear_key_head_dim") if family.checkpoints else 0,
     )
-    if unread := f.unread():
+    if unread := fields.unread():
         named = f"{'field' if len(unread) == 1 else 'fields'} {', '.join(unread[:3])[:120]}"
         why = f"may decide the KV layout, which kvtune's arithmetic for {model_type!r} does not read"
-        raise only_vllm(f.source, f"{named} {why}")
+        raise only_vllm(fields.source, f"{named} {why}")
     quantized = [part.get("quantization_config") for part in (config, text)]
     own = [key for part in quantized if isinstance(part, dict) for key in OWN_KV_TYPE if part.get(key)]
     if own and kv_cache_dtype == "auto":
         raise only_vllm(
-            f.source, f"the checkpoint sets its own KV data type (field quantization_config.{own[0]})"
+            fields.source, f"the checkpoint sets its own KV data type (field quantization_config.{own[0]})"
         )
     return shape
 
 
-def _layers(f: Fields, model_type: str, family: Family) -> tuple[int, int, int]:
+def _layers(fields: Fields, model_type: str, family: Family) -> tuple[int, int, int]:
     """Return the numbers of layers with full attention, with sliding windows, and with states."""
-    layers, kinds = f.layers(), f.layer_kinds()
-    full, windows = family.attention(f, layers), 0
+    layers, kinds = fields.layers(), fields.layer_kinds()
+    full, windows = family.attention(fields, layers), 0
     if kinds:
         keeps = {kind: kept for kind, kept in KEEPS.items() if family.states or kept != "a state"}
         if family.both:
             keeps["hybrid"] = "all tokens"
         if strange := sorted(set(kinds) - keeps.keys()):
             why = f"kvtune has no arithmetic for {strange[0][:40]!r}"
-            raise only_vllm(f.source, f"field layer_types: {why}")
+            raise only_vllm(fields.source, f"field layer_types: {why}")
         if len(kinds) != layers:
-            raise only_vllm(f.source, f"field layer_types lists {len(kinds)} of {layers} layers")
+            raise only_vllm(fields.source, f"field layer_types lists {len(kinds)} of {layers} layers")
         if family.windows == "every other" and kinds != [*ALTERNATING * layers][:layers]:
             why = "vLLM has windows in every other layer, whatever it says"
-            raise only_vllm(f.source, f"field layer_types: {why}")
+            raise only_vllm(fields.source, f"field layer_types: {why}")
         # The last layers of Gemma 3n keep nothing: they read what earlier layers of their kind have kept.
-        shared = f.number("num_kv_shared_layers", default=0, least=0, most=layers)
+        shared = fields.number("num_kv_shared_layers", default=0, least=0, most=layers)
         kept = [keeps[kind] for kind in kinds[: layers - shared]]
         states = layers if family.both else kept.count("a state")
         return kept.count("all tokens"), kept.count("a window"), states
-    if family.window_given and "sliding_window" not in f.config:
-        raise only_vllm(f.source, f"field sliding_window is missing, for which {model_type!r} has a default")
-    window = f.number("sliding_window", default=0, least=0)
-    if f.get("use_sliding_window") is False:
+    if family.window_given and "sliding_window" not in fields.config:
+        raise only_vllm(
+            fields.source, f"field sliding_window is missing, for which {model_type!r} has a default"
+        )
+    window = fields.number("sliding_window", default=0, least=0)
+    if fields.get("use_sliding_window") is False:
         window = 0
     # Other families' classes pass over the pattern, or know another one.
     patterned = family.windows == "pattern"
-    pattern = f.number("sliding_window_pattern", default=0, least=0) if patterned else 0
+    pattern = fields.number("sliding_window_pattern", default=0, least=0) if patterned else 0
     if window and pattern:
         full, windows = layers // pattern, layers - layers // pattern
     elif window and family.windows == "all":
         full, windows = 0, layers
     elif window:
-        f.read.discard("sliding_window")  # which layers have it is not told
+        fields.read.discard("sliding_window")  # which layers have it is not told
     if family.states is None:
         return full, windows, 0
     return full, windows, layers if family.both else layers - full
 
 
-def _head_dim(f: Fields, heads: int, family: Family) -> int:
+def _head_dim(fields: Fields, heads: int, family: Family) -> int:
     names = ("head_dim", "attention_head_dim")[family.inputs > 1 :]
-    given = f.number(*names, default=None if family.size == "given" else 0)
+    given = fields.number(*names, default=None if family.size == "given" else 0)
     if given and family.size != "derived":
         return given
-    derived = family.inputs * f.number("hidden_size") // heads
+    derived = family.inputs * fields.number("hidden_size") // heads
     if not derived:
         raise UsageError(
-            f"{f.source}: field hidden_size is too small for {heads:,} heads",
+            f"{fields.source}: field hidden_size is too small for {heads:,} heads",
             "repair the model's config.json",
         )
-    if f.get("head_dim") and given != derived:
+    if fields.get("head_dim") and given != derived:
         why = f"hidden_size / num_attention_heads is {derived}: which of them counts is not known"
-        raise only_vllm(f.source, f"field head_dim is {given}, and {why}")
+        raise only_vllm(fields.source, f"field head_dim is {given}, and {why}")
     return given or derived
 
 

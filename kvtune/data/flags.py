@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvtune.base.bounded import decode_json
 from kvtune.base.errors import UsageError
@@ -40,6 +41,7 @@ SHORT = {
 }
 """vLLM's short forms. A test compares them with vLLM's parser."""
 SPECULATION = "speculative-config"
+Default = TypeVar("Default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ def flag_value(words: Sequence[str], name: str) -> str | None:
 def flag_texts(words: Sequence[str]) -> dict[str, str]:
     """Return each flag's values as one text, "" for a switch."""
     return {flag.name: " ".join(flag.values).strip() for flag in parse_flags(words) if flag.name}
+
+
+def flag_number(flags: Mapping[str, str], name: str, default: Default) -> int | Default:
+    """Return the whole number that a flag of `flag_texts` gives, else `default`."""
+    text = flags.get(name, "")
+    return int(text) if text.isdigit() else default
 
 
 def settings_given(words: Sequence[str]) -> frozenset[str]:

@@ -15,11 +15,10 @@ from kvtune.answers.doctor.finding import Finding
 from kvtune.answers.doctor.packing import Layouts, layouts_of, load_of
 from kvtune.answers.doctor.planned import (
     SOME_GPU,
+    agreed,
     assumed_platform,
-    planners_backend,
     read_config,
     requested_block,
-    shape_from,
     with_gpu_block,
     with_origins,
     with_state_rule,
@@ -28,7 +27,7 @@ from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import count, size
 from kvtune.data.layout.config import family_of
 from kvtune.data.layout.models import engine_defaults
-from kvtune.data.layout.plan import match_units, plan_per_layer
+from kvtune.data.layout.plan import match_units
 from kvtune.data.platforms import LARGE_GPU, Platform
 from kvtune.lab.engine import ask
 from kvtune.lab.setup.platform import engines
@@ -162,47 +161,37 @@ def _planned(model: str, platform: Platform) -> Facts | None:
 
 def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     """Return stock's layout and the packed ones; None without states, or if the planner's block size is not vLLM's."""
+    by_arithmetic = agreed(facts)
     # Only vLLM knows what can be packed.
-    if not facts.hybrid or not facts.config or facts.source == "arithmetic":
+    if by_arithmetic is None or facts.source == "arithmetic":
         return None
-    backend = planners_backend(facts)
-    wanted = requested_block(facts)
-    try:
-        shape = shape_from(facts, backend)
-        plan = plan_per_layer(shape, backend, wanted)
-    except UsageError:
-        return None
-    if plan.block_tokens != facts.block_tokens:
-        return None
+    shape, backend = by_arithmetic
     return layouts_of(
         shape,
         backend,
         facts.pool_bytes or NOMINAL_POOL_BYTES,
         load=load_of(workload) if workload is not None else None,
-        requested_block=wanted,
+        requested_block=requested_block(facts),
         refusal=facts.packing_refusal,
     )
 
 
 def block_why(facts: ModelFacts) -> str:
     """Return the reason for the block size, in words."""
+    requested = requested_block(facts)
     state = next((g for g in facts.groups if g.kind == "state"), None)
     attention = next((g for g in facts.groups if g.kind == "full attention"), None) or next(
         (g for g in facts.groups if g.kind != "state"), None
     )
     if state is None or attention is None:
-        if (
-            facts.given.get("block-size", "").isdigit()
-            and int(facts.given["block-size"]) == facts.block_tokens
-        ):
+        if requested == facts.block_tokens:
             return "as given by --block-size"
         if facts.block_tokens != facts.default_block_tokens and attention is not None and attention.backend:
             return f"vLLM's choice for {attention.backend}"
         return facts.origins.get("block_size") or f"the {facts.device} attention backend's default"
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
-    requested = facts.given.get("block-size", "")
-    step = lcm(int(requested) if requested.isdigit() else facts.default_block_tokens or 1, facts.state_step)
+    step = lcm(facts.default_block_tokens or 1 if requested is None else requested, facts.state_step)
     return (
         f"one attention layer's share of a block ({size(token)} per token) must hold one state of "
         f"{size(state.used_bytes)} ({count(state.used_bytes)} B): {tokens} tokens or more, in steps of {step}"

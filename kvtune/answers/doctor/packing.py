@@ -134,7 +134,8 @@ def layouts_of(
     plans = {} if refusal else packed_plans(shape, backend, stock.block_tokens - 1)
     every = [(0, stock), *((k, p) for k, p in plans.items() if p.block_tokens >= (requested_block or 0))]
     mean = round(sum(load.lengths) / len(load.lengths))
-    most = _fit(stock, pool_bytes, load.lengths)
+    fits = [_fit(plan, pool_bytes, load.lengths) for _, plan in every]
+    merits = [(-plan.block_tokens, fit, -plan.groups) for (_, plan), fit in zip(every, fits, strict=True)]
     rows = [
         Layout(
             layout="packed" if states else "stock",
@@ -142,15 +143,15 @@ def layouts_of(
             block_tokens=plan.block_tokens,
             block_bytes=plan.block_bytes,
             groups=plan.groups,
-            requests_fit=(fit := _fit(plan, pool_bytes, load.lengths)),
-            capacity=fit / most if most else 0.0,
+            requests_fit=fit,
+            capacity=fit / fits[0] if fits[0] else 0.0,
             shared_prefix_tokens=plan.block_tokens,
             resend_tokens=min(match_units(plan.block_tokens, backend.alignment), default=plan.block_tokens),
             waste_bytes=plan.waste(mean),
             hit_share=load.hit_share(plan.block_tokens),
-            pareto=not any(_beats(other, plan, pool_bytes, load.lengths) for _, other in every),
+            pareto=not any(_beats(other, merit) for other in merits),
         )
-        for states, plan in every
+        for (states, plan), fit, merit in zip(every, fits, merits, strict=True)
     ]
     number, why = recommend(rows, refusal)
     return Layouts(
@@ -212,7 +213,5 @@ def _fit(plan: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> float:
     return max(pool_bytes // plan.block_bytes - 1, 0) / held
 
 
-def _beats(first: BlockPlan, other: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> bool:
-    mine = (-first.block_tokens, _fit(first, pool_bytes, lengths), -first.groups)
-    theirs = (-other.block_tokens, _fit(other, pool_bytes, lengths), -other.groups)
-    return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
+def _beats(merit: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return merit != other and all(a >= b for a, b in zip(merit, other, strict=True))

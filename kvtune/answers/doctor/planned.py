@@ -1,4 +1,7 @@
-"""Facts that the planner (`kvtune.data.layout`) works out from a config.json, with or without vLLM's answers."""
+"""Facts that the planner (`kvtune.data.layout`) works out from a config.json, with or without vLLM's answers.
+
+Beside vLLM's answers the arithmetic counts only where it gives vLLM's own block (`agreed`).
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,21 @@ from dataclasses import replace
 
 import msgspec
 
-from kvtune.answers.doctor.facts import Facts, Group
+from kvtune.answers.doctor.facts import Facts, Group, ModelFacts
 from kvtune.base import children
 from kvtune.base.errors import UsageError
-from kvtune.data.flags import flag_texts, flag_value, settings_given
-from kvtune.data.layout.config import (
-    StateTypes,
-    family_of,
-    keeps_requested_state_dtype,
-    only_vllm,
-    shape_of,
-    state_dtype_of,
-)
-from kvtune.data.layout.fields import Config, Fields, text_config
+from kvtune.data.flags import flag_number, flag_texts, flag_value, settings_given
+from kvtune.data.layout.config import FAMILIES, family_of, only_vllm, shape_of
+from kvtune.data.layout.fields import Fields, text_config
 from kvtune.data.layout.model_config import model_config
 from kvtune.data.layout.models import engine_defaults
 from kvtune.data.layout.plan import (
     CPU,
-    CPU_BF16,
     GPU,
     Backend,
     BlockPlan,
     ModelShape,
     backend_of,
-    cpu_backend,
     plan_per_layer,
 )
 from kvtune.data.platforms import MIB, Platform, cpu, defaults, origins
@@ -40,28 +34,48 @@ from kvtune.lab.setup.resolve import ranks, tensor_parallel
 SOME_GPU = Platform("cuda", "a GPU")
 """A GPU of unknown kind: vLLM's defaults for tokens and requests in a step are not known."""
 
+ASSUMED = {
+    None: "a GPU, states of the config's type",
+    True: "this machine's CPU, with AVX-512 BF16, so recurrent states in float32",
+    False: "this machine's CPU, without AVX-512 BF16",
+}
+"""The machine in words, by whether its CPU has AVX-512 BF16; None: no CPU."""
+
 
 def planners_backend(facts: Facts) -> Backend:
     """Return the planner's description of the device."""
-    if facts.device.startswith("cpu"):
-        return cpu_backend(bool(facts.avx512_bf16))
-    return replace(GPU, delta_step=facts.state_step)
+    return CPU if facts.device.startswith("cpu") else replace(GPU, delta_step=facts.state_step)
 
 
-def shape_from(facts: Facts, backend: Backend, *, state_dtype: str = "") -> ModelShape:
-    return shape_of(
-        facts.config,
-        facts.model,
-        dtype=facts.dtype or "auto",
-        kv_cache_dtype=facts.kv_cache_dtype or "auto",
-        state_dtype=state_dtype or facts.given.get("mamba-ssm-cache-dtype", "auto"),
-        float32_states=backend.float32_states,
-    )
+def agreed(facts: Facts) -> tuple[ModelShape, Backend] | None:
+    """Return shape and backend of a model with states by arithmetic; None if its block is not that of the facts."""
+    if not facts.hybrid or not facts.config:
+        return None
+    backend, asked = planners_backend(facts), facts.given.get("mamba-ssm-cache-dtype", "auto")
+    shape, block = _shape_and_block(facts, backend, asked, float32_states=bool(facts.avx512_bf16))
+    return (shape, backend) if shape is not None and block == facts.block_tokens else None
 
 
-def requested_block(facts: Facts) -> int | None:
-    requested = facts.given.get("block-size", "")
-    return int(requested) if requested.isdigit() else None
+def _shape_and_block(
+    facts: Facts, backend: Backend, state_dtype: str = "auto", *, float32_states: bool = False
+) -> tuple[ModelShape | None, int]:
+    """Return what the arithmetic makes of the model of these facts on any backend; None and 0 if it does not know."""
+    try:
+        shape = shape_of(
+            facts.config,
+            facts.model,
+            dtype=facts.dtype or "auto",
+            kv_cache_dtype=facts.kv_cache_dtype or "auto",
+            state_dtype=state_dtype,
+            float32_states=float32_states,
+        )
+        return shape, plan_per_layer(shape, backend, requested_block(facts)).block_tokens
+    except UsageError:
+        return None, 0
+
+
+def requested_block(facts: ModelFacts) -> int | None:
+    return flag_number(facts.given, "block-size", None)
 
 
 def assumed_platform() -> Platform:
@@ -85,10 +99,9 @@ def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -
     facts = msgspec.structs.replace(facts, origins=words)
     if facts.source == "vllm" or platform == SOME_GPU:
         return facts
-    given = facts.given
     tokens, requests = (
-        int(given[flag]) if given.get(flag, "").isdigit() else int(taken[flag.replace("-", "_")].value)
-        for flag in ("max-num-batched-tokens", "max-num-seqs")
+        flag_number(facts.given, name.replace("_", "-"), int(taken[name].value))
+        for name in ("max_num_batched_tokens", "max_num_seqs")
     )
     return msgspec.structs.replace(facts, batched_tokens=tokens, max_requests=requests)
 
@@ -97,63 +110,56 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
     """Return facts planned from config.json alone, for `platform` or else an assumed one; `Facts.assumed` names it."""
     platform = platform or assumed_platform()
     device = platform.runs_on
-    config = config_of(model, flag_value(engine_args, "revision"))
-    flags = {**engine_defaults(model, device), **flag_texts(engine_args)}
-    float32, backend = platform.float32_states, backend_of(platform, flags.get("attention-backend", ""))
+    file, given = model_config(model, flag_value(engine_args, "revision")), flag_texts(engine_args)
+    if not file.fields:
+        raise UsageError(file.why, "without vLLM, doctor reads config.json: give a folder that has one")
+    config, flags = file.fields, {**engine_defaults(model, device), **given}
     caching = "no-enable-prefix-caching" not in flags
-    other_kernel = flags.get("gdn-prefill-backend", "auto") not in ("auto", "flashinfer")
-    backend = replace(backend, delta_step=1) if other_kernel or not caching else backend
-    types: StateTypes = {
-        "dtype": flags.get("dtype", "auto"),
-        "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),
-        "float32_states": float32,
-    }
+    backend = backend_of(platform, flags.get("attention-backend", ""))
+    if not caching or flags.get("gdn-prefill-backend", "auto") not in ("auto", "flashinfer"):
+        backend = replace(backend, delta_step=1)
     if ranks(engine_args) > tensor_parallel(engine_args):
-        raise only_vllm(f"{model}: which layers each rank of --pipeline-parallel-size holds is vLLM's choice")
+        raise only_vllm(model, "which layers each rank of --pipeline-parallel-size holds is vLLM's choice")
     shape = shape_of(
         config,
         model,
         tensor_parallel=tensor_parallel(engine_args),
+        dtype=flags.get("dtype", "auto"),
         kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
-        **types,
+        state_dtype=flags.get("mamba-ssm-cache-dtype", "auto"),
+        float32_states=platform.float32_states,
     )
-    if (
-        shape.latent
-        and "block-size" not in flags
-        and (platform.capability[0], shape.kv_element_bytes) != (9, 2)
-    ):
-        raise only_vllm(f"{model}: the block of its attention (MLA) on {platform.title} is not known")
-    requested = flags.get("block-size")
-    plan = plan_per_layer(shape, backend, int(requested) if requested and requested.isdigit() else None)
-    has = "with AVX-512 BF16, so recurrent states in float32" if float32 else "without AVX-512 BF16"
-    assumed = f"this machine's CPU, {has}" if device == "cpu" else "a GPU, states of the config's type"
-    assumed += ", blocks as in vLLM 0.33" if backend.state_step(shape) > 1 else ""
+    bf16_on_hopper = (platform.capability[0], shape.kv_element_bytes) == (9, 2)
+    if shape.latent and not bf16_on_hopper and "block-size" not in flags:
+        raise only_vllm(model, f"the block of its attention (MLA) on {platform.title} is not known")
+    plan = plan_per_layer(shape, backend, flag_number(flags, "block-size", None))
+    bf16 = platform.float32_states if device == "cpu" else None
+    step = backend.state_step(shape)
     text = Fields(text_config(config), model)
-    length = flags.get("max-model-len", "")
     return Facts(
         source="config",
         model=model,
         architecture=", ".join(map(str, Fields(config, model).items("architectures"))),
         device=f"{device} (assumed)",
         dtype=flags.get("dtype") or (text.text("dtype") or text.text("torch_dtype")),
-        avx512_bf16=float32 if device == "cpu" else None,
-        assumed=assumed,
-        state_dtype=state_dtype_of(config, **types),
-        given=flag_texts(engine_args),
-        max_model_len=int(length)
-        if length.isdigit()
-        else text.number("max_position_embeddings", default=0, least=0),
+        avx512_bf16=bf16,
+        assumed=ASSUMED[bf16] + (", blocks as in vLLM 0.33" if step > 1 else ""),
+        state_dtype=shape.state_dtype,
+        given=given,
+        max_model_len=flag_number(
+            flags, "max-model-len", text.number("max_position_embeddings", default=0, least=0)
+        ),
         caching=caching,
         block_tokens=plan.block_tokens,
         default_block_tokens=backend.default,
-        state_step=backend.state_step(shape),
+        state_step=step,
         state_mode="align" if shape.hybrid else "",
-        match_unit=int(flags["prefix-match-unit"]) if flags.get("prefix-match-unit", "").isdigit() else 0,
+        match_unit=flag_number(flags, "prefix-match-unit", 0),
         retention=0,
         hash_tokens=plan.block_tokens,
         hit_tokens=plan.block_tokens,
         groups=_planned_groups(shape, plan),
-        group_layers=plan.attention_group_layers,
+        group_layers=plan.group_layers,
         config=config,
     )
 
@@ -179,39 +185,22 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
     ]
 
 
-def config_of(model: str, revision: str | None = None) -> Config:
-    """Return the model's config.json; UsageError if it cannot be read."""
-    config = model_config(model, revision)
-    if not config.fields:
-        raise UsageError(config.why, "without vLLM, doctor reads config.json: give a folder that has one")
-    return config.fields
-
-
 def with_gpu_block(facts: Facts) -> Facts:
     """Add the block size on a GPU, if this host has no GPU and the planner supports the model."""
     if not facts.hybrid or facts.device.startswith(("cuda", "gpu")) or not facts.config:
         return facts
-    try:
-        shape = shape_of(facts.config, facts.model, kv_cache_dtype="auto")
-    except UsageError:
-        return facts
-    plan = plan_per_layer(shape, GPU, requested_block(facts))
-    return msgspec.structs.replace(facts, gpu_block_tokens=plan.block_tokens)
+    of_config = msgspec.structs.replace(facts, dtype="", kv_cache_dtype="")
+    return msgspec.structs.replace(facts, gpu_block_tokens=_shape_and_block(of_config, GPU)[1])
 
 
 def with_state_rule(facts: Facts) -> Facts:
     """If the CPU's float32 states raise the block size, add the block size without them, and the flag for it."""
-    if not (facts.avx512_bf16 and facts.hybrid and facts.config):
+    if not facts.avx512_bf16 or agreed(facts) is None:
         return facts
-    flag_works = keeps_requested_state_dtype(family_of(facts.config))
+    _, smaller = _shape_and_block(facts, CPU)
+    if not 0 < smaller < facts.block_tokens:
+        return facts
     model_dtype = facts.dtype if facts.dtype in ("float16", "bfloat16") else "bfloat16"
-    requested = requested_block(facts)
-    try:
-        now = plan_per_layer(shape_from(facts, CPU_BF16), CPU_BF16, requested).block_tokens
-        otherwise = plan_per_layer(shape_from(facts, CPU, state_dtype="auto"), CPU, requested).block_tokens
-    except UsageError:
-        return facts
-    if now != facts.block_tokens or otherwise >= now:
-        return facts
-    flag = f"--mamba-ssm-cache-dtype {model_dtype}" if flag_works else ""
-    return msgspec.structs.replace(facts, model_state_block_tokens=otherwise, state_dtype_flag=flag)
+    counts = FAMILIES[family_of(facts.config)].flag_counts
+    flag = f"--mamba-ssm-cache-dtype {model_dtype}" if counts else ""
+    return msgspec.structs.replace(facts, model_state_block_tokens=smaller, state_dtype_flag=flag)

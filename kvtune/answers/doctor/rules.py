@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvtune.answers.doctor.facts import Facts
 from kvtune.answers.doctor.finding import Finding
-from kvtune.answers.doctor.planned import planners_backend
+from kvtune.answers.doctor.planned import planners_backend, requested_block
 from kvtune.base.commands import command
 from kvtune.base.units import count
 from kvtune.data.layout.models import engine_defaults
@@ -58,7 +58,7 @@ def blocks_disagree(facts: Facts) -> Iterator[Finding]:
 
 
 def block_raised(facts: Facts) -> Iterator[Finding]:
-    requested = _number(facts.given.get("block-size"))
+    requested = requested_block(facts)
     if requested is None or requested == facts.block_tokens:
         return
     why = "one attention page must hold one state" if facts.hybrid else f"the {facts.device} backend's size"
@@ -266,13 +266,6 @@ def pool_too_small(facts: Facts) -> Iterator[Finding]:
             f"{count(facts.max_model_len)}",
             "give the cache more memory, or a smaller --max-model-len",
         )
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (

@@ -110,29 +110,6 @@ class Fields:
         listed = len(self.layer_kinds())
         return self.number("num_hidden_layers", default=listed or None, most=MOST_LAYERS)
 
-    def kv_heads(self, *, may_miss: bool = True) -> int:
-        """Return the heads of keys and values. `may_miss`: without the field each head has its own."""
-        heads = self.number("num_attention_heads")
-        return self.number("num_key_value_heads", default=heads if may_miss else None)
-
-    def head_dim(self, *, may_miss: bool = True) -> int:
-        """Return the size of a head. `may_miss`: without the field the hidden size is divided by the heads."""
-        heads = self.number("num_attention_heads")
-        # Zamba2's attention reads hidden states and embeddings, concatenated.
-        inputs = 2 if self.config.get("model_type") == "zamba2" else 1
-        names = ("attention_head_dim",) if inputs == 2 else ("head_dim", "attention_head_dim")
-        given = self.number(*names, default=0 if may_miss else None)
-        return given or self.share("hidden_size", inputs * self.number("hidden_size"), heads)
-
-    def share(self, name: str, whole: int, parts: int) -> int:
-        """Return `whole` (the value of field `name`) // `parts`; UsageError if that is 0."""
-        if whole < parts:
-            raise UsageError(
-                f"{self.source}: field {name} is too small for {parts:,} heads",
-                "repair the model's config.json",
-            )
-        return whole // parts
-
     def layer_kinds(self) -> list[str]:
         """Return the kind of each layer in order; empty if the config does not list them."""
         if pattern := self.text("hybrid_override_pattern"):

@@ -14,9 +14,6 @@ from kvtune.base.errors import UsageError
 from kvtune.data.installed import keeps_states_in_chunks
 from kvtune.data.platforms import Platform
 
-PER_LAYER = "per-layer"
-AGGREGATE = "aggregate"
-
 STATES_HELD_RUNNING = 2
 """State blocks per state group that a running request holds: one to read from and one to write to."""
 
@@ -40,7 +37,7 @@ class ModelShape:
 
     `window_layers` attend to the last `window` tokens only, `attention_layers` to all tokens. `latent`: the elements
     of MLA's one vector for a token, which every rank keeps whole; 0: keys and values of heads. `delta_heads`: the size
-    of a key's head in layers with Qwen's gated delta net; 0: there are none.
+    of a key's head in layers with Qwen's gated delta net; 0: there are none. `state_dtype`: the states' data type.
     """
 
     name: str
@@ -54,6 +51,7 @@ class ModelShape:
     window: int = 0
     latent: int = 0
     delta_heads: int = 0
+    state_dtype: str = ""
 
     @property
     def layer_token_bytes(self) -> int:
@@ -79,7 +77,6 @@ class ModelShape:
 class Backend:
     """The block sizes of an attention backend: multiples of `alignment`; `default` if --block-size is not given.
 
-    `float32_states`: vLLM keeps recurrent states in float32 on this device, whatever the model's type.
     `kernel_blocks`: the block sizes that its kernels take; empty if they take every multiple. vLLM splits a block of
     stock's layout into such sizes. It cannot split a packed block, because its layers' pages lie side by side.
     `delta_step`: blocks of a model with Qwen's gated delta net are multiples of it, too, as vLLM's kernel keeps states
@@ -89,7 +86,6 @@ class Backend:
     name: str
     alignment: int
     default: int
-    float32_states: bool = False
     kernel_blocks: tuple[int, ...] = ()
     delta_step: int = 1
     delta_heads: int = 0
@@ -107,14 +103,9 @@ class Backend:
 GPU = Backend("gpu", alignment=16, default=16)
 FLASHINFER = Backend("FlashInfer", alignment=16, default=16, kernel_blocks=(16, 32, 64))
 CPU = Backend("cpu", alignment=32, default=128)
-CPU_BF16 = Backend("cpu", alignment=32, default=128, float32_states=True)
-"""`CPU`: without AVX-512 BF16; `CPU_BF16`: with it."""
-
 
 BLACKWELL = 10
 """The major compute capability on which vLLM prefers FlashInfer to FlashAttention (only 10, not 12)."""
-
-
 DELTA_KERNEL = {9: 0, 10: 128, 12: 128}
 """Major compute capability -> the heads (their size; 0: any) for which vLLM has FlashInfer's gated delta net."""
 DELTA_STEP = 64
@@ -130,16 +121,9 @@ def gpu_backend(attention: str, capability: int = 0) -> Backend:
     return replace(backend, delta_step=DELTA_STEP, delta_heads=DELTA_KERNEL[capability])
 
 
-def cpu_backend(avx512_bf16: bool) -> Backend:
-    """Return the backend of a CPU with or without AVX-512 BF16 (`run.cpu` tells which this machine has)."""
-    return CPU_BF16 if avx512_bf16 else CPU
-
-
 def backend_of(platform: Platform, attention: str = "") -> Backend:
     """Return the backend of an engine on this platform. `attention`: --attention-backend."""
-    if platform.kind == "cpu":
-        return cpu_backend(platform.float32_states)
-    return gpu_backend(attention, platform.capability[0])
+    return CPU if platform.kind == "cpu" else gpu_backend(attention, platform.capability[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +141,33 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """One legal block size under one rule, and what it costs.
+    """One legal block size, and what it costs.
 
-    The pool allocates blocks of `block_bytes`, each to one group. An attention group keeps `block_tokens` tokens of
-    `attention_group_layers` layers in a block, a state group `states_per_block` states.
+    The pool allocates blocks of `block_bytes`, each to one group: to `block_tokens` tokens of `group_layers` layers, or
+    to `states_per_block` states, each in `slot_bytes`.
     """
 
-    rule: str
-    block_tokens: int
-    block_bytes: int
-    attention_groups: int
-    attention_group_layers: int
-    window_groups: int
-    state_groups: int
-    states_per_block: int
-    tail_bytes: int  # lost on average in the last, half filled attention blocks of a sequence
     shape: ModelShape
+    block_tokens: int
+    group_layers: int
+    states_per_block: int
+    slot_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.group_layers * (self.block_tokens * self.shape.layer_token_bytes or self.slot_bytes)
+
+    @property
+    def attention_groups(self) -> int:
+        return ceil(self.shape.attention_layers / self.group_layers)
+
+    @property
+    def window_groups(self) -> int:
+        return ceil(self.shape.window_layers / self.group_layers)
+
+    @property
+    def state_groups(self) -> int:
+        return ceil(self.shape.state_layers / self.states_per_block)
 
     @property
     def groups(self) -> int:
@@ -191,18 +186,16 @@ class BlockPlan:
         if shape.window_layers:
             raise UsageError(f"{shape.name} has sliding windows: waste by cause is not supported for them")
         blocks = ceil(tokens / self.block_tokens)
-        states = shape.state_layers * shape.state_bytes
-        attention = blocks * self.block_tokens * shape.token_bytes
-        filler = self.attention_groups * blocks * self.block_bytes - attention
-        slots = self.state_groups * self.states_per_block - shape.state_layers
-        slot_bytes = (
-            shape.state_bytes if self.rule == AGGREGATE else self.block_bytes // max(self.states_per_block, 1)
+        attention, states = (
+            blocks * self.block_tokens * shape.token_bytes,
+            shape.state_layers * shape.state_bytes,
         )
-        filler += STATES_HELD_RUNNING * slots * slot_bytes
-        useful = tokens * shape.token_bytes + states
+        free_slots = self.state_groups * self.states_per_block - shape.state_layers
+        padding = self.attention_groups * blocks * self.block_bytes - attention
+        padding += STATES_HELD_RUNNING * free_slots * self.slot_bytes
+        useful, second = tokens * shape.token_bytes + states, (STATES_HELD_RUNNING - 1) * states
         tail = attention - tokens * shape.token_bytes
-        second = (STATES_HELD_RUNNING - 1) * states
-        return Waste(useful, second, held - useful - second - filler - tail, filler, tail)
+        return Waste(useful, second, held - useful - second - padding - tail, padding, tail)
 
 
 def least_block_tokens(shape: ModelShape, alignment: int) -> int:
@@ -213,47 +206,41 @@ def least_block_tokens(shape: ModelShape, alignment: int) -> int:
 
 
 def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = None) -> BlockPlan:
-    """Return vLLM's plan for --block-size `requested` (None: the default): the smallest legal multiple of it."""
-    if requested is not None and requested < 1:
-        raise UsageError(f"block size {requested} is not positive", "give --block-size 16 or more")
-    if requested is not None and requested % backend.alignment and not shape.hybrid:
+    """Return vLLM's plan for --block-size `requested` (None: the default): the smallest legal multiple of it.
+
+    vLLM groups layers with equal pages: a group is as large as the rarest kind of layer, others are padded.
+    """
+    asked, step = backend.default if requested is None else requested, backend.alignment
+    if asked < 1:
+        raise UsageError(f"block size {asked} is not positive", "give --block-size 16 or more")
+    if asked % step and not shape.hybrid:
         raise UsageError(
-            f"block size {requested} is not a multiple of {backend.alignment}: no {backend.name} kernel supports it",
-            f"give --block-size {backend.alignment * ceil(requested / backend.alignment)}",
+            f"block size {asked} is not a multiple of {step}: no {backend.name} kernel supports it",
+            f"give --block-size {step * ceil(asked / step)}",
         )
-    alignment = max(backend.alignment, backend.default if requested is None else requested)
-    tokens = least_block_tokens(shape, lcm(alignment, backend.state_step(shape)))
-    tokens = backend.alignment * ceil(tokens / backend.alignment)
-    return _uniform_page_plan(shape, tokens)
+    tokens = least_block_tokens(shape, lcm(max(step, asked), backend.state_step(shape)))
+    tokens = step * ceil(tokens / step)
+    kinds = (shape.attention_layers, shape.window_layers, shape.state_layers)
+    if not any(kinds):
+        raise UsageError(f"{shape.name} has no layers that keep a KV cache")
+    rarest, most = min(filter(None, kinds)), max(kinds)
+    group = most if most < 1.5 * rarest else rarest
+    return BlockPlan(shape, tokens, group, group, tokens * shape.layer_token_bytes or shape.state_bytes)
 
 
 def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> BlockPlan:
     """Return the plan of a block of `block_tokens` whose attention layers together hold as many states as fit."""
     if not shape.hybrid:
         raise UsageError(f"{shape.name} has no states: the aggregate rule needs attention and state layers")
-    block_bytes = block_tokens * shape.token_bytes
-    states = min(block_bytes // shape.state_bytes, shape.state_layers)
-    if states == 0:
-        least = least_aggregate_tokens(shape, backend)
+    fit = min(block_tokens * shape.token_bytes // shape.state_bytes, shape.state_layers)
+    if fit == 0:
         raise UsageError(
             f"{block_tokens} tokens of all {shape.attention_layers} attention layers do not hold one state",
-            f"{shape.name} needs blocks of {least} tokens or more",
+            f"{shape.name} needs blocks of {least_aggregate_tokens(shape, backend)} tokens or more",
         )
-    groups = ceil(shape.state_layers / states)
     # Spread evenly: with 36 layers and room for 16, three groups of 12, not 16 + 16 + 4.
-    states = ceil(shape.state_layers / groups)
-    return BlockPlan(
-        rule=AGGREGATE,
-        block_tokens=block_tokens,
-        block_bytes=block_bytes,
-        attention_groups=1,
-        attention_group_layers=shape.attention_layers,
-        window_groups=0,
-        state_groups=groups,
-        states_per_block=states,
-        tail_bytes=block_tokens // 2 * shape.token_bytes,
-        shape=shape,
-    )
+    even = ceil(shape.state_layers / ceil(shape.state_layers / fit))
+    return BlockPlan(shape, block_tokens, shape.attention_layers, even, shape.state_bytes)
 
 
 def least_aggregate_tokens(shape: ModelShape, backend: Backend, states: int = 1) -> int:
@@ -264,12 +251,9 @@ def least_aggregate_tokens(shape: ModelShape, backend: Backend, states: int = 1)
 
 def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
     """Return the distinct plans that `--block-size` can lead to, up to blocks of `max_tokens`, smallest first."""
-    plans: dict[int, BlockPlan] = {}
-    for requested in range(backend.alignment, max_tokens + 1, backend.alignment):
-        plan = plan_per_layer(shape, backend, requested)
-        if plan.block_tokens <= max_tokens:
-            plans.setdefault(plan.block_tokens, plan)
-    return [plans[tokens] for tokens in sorted(plans)]
+    sizes = range(backend.alignment, max_tokens + 1, backend.alignment)
+    plans = {plan.block_tokens: plan for plan in (plan_per_layer(shape, backend, asked) for asked in sizes)}
+    return [plans[tokens] for tokens in sorted(plans) if tokens <= max_tokens]
 
 
 def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
@@ -280,10 +264,8 @@ def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> lis
         if tokens > max_tokens:
             break
         plan = plan_aggregate(shape, backend, tokens)
-        best = plans.get(plan.state_groups)
-        if best is None or plan.block_tokens < best.block_tokens:
-            plans[plan.state_groups] = plan
-    return sorted(plans.values(), key=lambda plan: plan.block_tokens)
+        plans.setdefault(plan.state_groups, plan)
+    return list(plans.values())
 
 
 def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[int, BlockPlan]:
@@ -318,28 +300,3 @@ def sweep_candidates(shape: ModelShape, backend: Backend, longest: int, limit: i
 def match_units(block_tokens: int, alignment: int) -> list[int]:
     """Return the `--prefix-match-unit` values for a block: multiples of `alignment` that divide it, finest first."""
     return [unit for unit in range(alignment, block_tokens, alignment) if block_tokens % unit == 0]
-
-
-def _uniform_page_plan(shape: ModelShape, block_tokens: int) -> BlockPlan:
-    """Plan blocks as vLLM groups layers with equal pages: a group is as large as the rarest kind, others are padded."""
-    kinds = (shape.attention_layers, shape.window_layers, shape.state_layers)
-    present = [layers for layers in kinds if layers]
-    if not present:
-        raise UsageError(f"{shape.name} has no layers that keep a KV cache")
-    group = min(present)
-    if max(present) < 1.5 * group:
-        group = max(present)
-    attention, window, states = (ceil(layers / group) for layers in kinds)
-    page_bytes = block_tokens * shape.layer_token_bytes if shape.layer_token_bytes else shape.state_bytes
-    return BlockPlan(
-        rule=PER_LAYER,
-        block_tokens=block_tokens,
-        block_bytes=group * page_bytes,
-        attention_groups=attention,
-        attention_group_layers=group,
-        window_groups=window,
-        state_groups=states,
-        states_per_block=group if states else 0,
-        tail_bytes=block_tokens // 2 * attention * group * shape.layer_token_bytes,
-        shape=shape,
-    )

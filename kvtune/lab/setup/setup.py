@@ -355,11 +355,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if not config:
             return blocks
         state_dtype = flag_value(self.engine_args, "mamba-ssm-cache-dtype") or "auto"
-        backend = backend_of(self.machine)
+        backend, float32 = backend_of(self.machine), self.machine.float32_states
         try:
-            shape = shape_of(
-                config, self.model, state_dtype=state_dtype, float32_states=backend.float32_states
-            )
+            shape = shape_of(config, self.model, state_dtype=state_dtype, float32_states=float32)
             stock = plan_per_layer(shape, backend, self.pool.block_tokens).block_bytes
             least = least_aggregate_tokens(shape, backend, states)
             packed = plan_aggregate(shape, backend, least).block_bytes

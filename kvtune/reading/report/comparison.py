@@ -15,13 +15,13 @@ from kvtune.data.show.parts import Banner, Cell, Chart, Document, Section, cell,
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.again import repeating
 from kvtune.reading.analysis.cache import rounds
-from kvtune.reading.analysis.comparison.compare import Comparison, Figure, Mismatch
-from kvtune.reading.analysis.figures import TIMES, quantity
+from kvtune.reading.analysis.comparison.compare import Figure, Mismatch
+from kvtune.reading.analysis.figures import TIMES
 from kvtune.reading.analysis.latency import itl_ms, ttft_ms
 from kvtune.reading.analysis.spread import Values
 from kvtune.reading.report.banners import NOTES, banners
 from kvtune.reading.report.contrast import Contrast, sentence, slow_tokens
-from kvtune.reading.report.figures import figure_table, forest, in_points, judged, reasons
+from kvtune.reading.report.figures import figure_table, forest, judged, reasons
 from kvtune.reading.report.names import load_text, when
 from kvtune.reading.report.servers import Servers, servers
 
@@ -52,11 +52,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compared(contrast: Contrast, failed: Sequence[str]) -> Compared:
-    pairs = zip(contrast.sides[1:], contrast.comparisons, strict=True)
     return Compared(
         comparable=not contrast.differences,
         runs=[{"name": side.name, **summary} for side in contrast.sides for summary in side.summaries],
-        comparisons=[Side(name=side.name, mismatches=c.mismatches, figures=c.figures) for side, c in pairs],
+        comparisons=[
+            Side(name=side.name, mismatches=c.mismatches, figures=c.figures) for side, c in contrast.others
+        ],
         failed=list(failed),
         repeat_command=contrast.repeat_command,
         servers=servers(contrast),
@@ -80,9 +81,7 @@ def document(contrast: Contrast) -> Document:
 def _headline(contrast: Contrast, recorded: Servers | None) -> str:
     """Return what is better and what is worse, a sentence for each side after the first."""
     sentences = []
-    for number, (side, comparison) in enumerate(
-        zip(contrast.sides[1:], contrast.comparisons, strict=True), 1
-    ):
+    for number, (side, comparison) in enumerate(contrast.others, start=1):
         facts = recorded.server if recorded else ()
         hits = [f"hits {fact.texts[0]} -> {fact.texts[number]}" for fact in facts if fact.name == "hit"]
         outcome = [sentence(comparison)] if comparison.figures or not recorded else []
@@ -132,7 +131,6 @@ def _sections(contrast: Contrast, recorded: Servers | None) -> Iterator[Section]
 
 def _figures(contrast: Contrast) -> Section:
     first = contrast.sides[0].name
-    pairs = list(zip(contrast.sides[1:], contrast.comparisons, strict=True))
     notes = [line for comparison in contrast.comparisons for line in reasons(comparison.figures)]
     if contrast.repeated:
         numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in contrast.sides)
@@ -144,45 +142,33 @@ def _figures(contrast: Contrast) -> Section:
     return Section(
         id="figures",
         title="Figures",
-        tables=tuple(figure_table(first, side.name, c.figures) for side, c in pairs if c.figures),
+        tables=tuple(figure_table(first, side.name, c.figures) for side, c in contrast.others if c.figures),
         notes=tuple(dict.fromkeys(notes)),
         draw=lambda: (
-            _forest(number, first, side.name, comparison, points)
-            for number, (side, comparison) in enumerate(pairs, start=1)
+            forest(number, first, side.name, comparison.figures, points=points)
+            for number, (side, comparison) in enumerate(contrast.others, start=1)
             for points in (True, False)
         ),
     )
 
 
-def _forest(number: int, first: str, other: str, comparison: Comparison, points: bool) -> Chart | None:
-    """Draw the figures whose differences are in percentage points, or the others; None if there are none."""
-    rows = [(quantity(f.path).title, f) for f in comparison.figures if judged(f) and in_points(f) == points]
-    unit, name = ("percentage points", f"points-{number}") if points else ("%", f"figures-{number}")
-    label = f"Dots are differences of {other} from {first}, bars their 95 % intervals."
-    heads = ("figure", f"difference of {other} from {first} ({unit})")
-    return forest(name, f"{other} against {first}", label, heads, rows) if rows else None
-
-
 def _distributions(contrast: Contrast) -> Iterator[Chart | None]:
     for name, noun, observe in (("ttft", "requests", ttft_ms), ("itl", "gaps", itl_ms)):
-        title = TIMES[f"{name}_ms"][0].capitalize()
-        yield _quantiles(name, title, noun, [(side.name, side.values(observe)) for side in contrast.sides])
+        of_sides = {side.name: side.values(observe) for side in contrast.sides}
+        finite = {side: values[np.isfinite(values)] for side, values in of_sides.items()}
+        drawn = {side: values for side, values in finite.items() if len(values) > 1}
+        yield _quantiles(name, noun, drawn) if len(drawn) > 1 else None
 
 
-def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]]) -> Chart | None:
+def _quantiles(name: str, noun: str, sides: dict[str, Values]) -> Chart:
     import altair as alt
 
-    finite = [(label, values[np.isfinite(values)]) for label, values in runs]
-    finite = [(label, values) for label, values in finite if len(values) > 1]
-    if len(finite) < 2:
-        return None
-    low = min(float(values.min()) for _, values in finite)
-    wide = low > 0 and max(float(values.max()) for _, values in finite) / low > 30
-    lines = [(label, np.quantile(values, QUANTILES)) for label, values in finite]
+    title, low = TIMES[f"{name}_ms"][0].capitalize(), min(float(values.min()) for values in sides.values())
+    wide = low > 0 and max(float(values.max()) for values in sides.values()) / low > 30
     data = columns(
-        ms=np.concatenate([line for _, line in lines]),
-        share=np.tile(100 * QUANTILES, len(lines)),
-        run=[label for label, line in lines for _ in line],
+        ms=np.concatenate([np.quantile(values, QUANTILES) for values in sides.values()]),
+        share=np.tile(100 * QUANTILES, len(sides)),
+        run=[side for side in sides for _ in QUANTILES],
     )
     scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(zero=False, nice=False)
     drawing = (
@@ -192,7 +178,7 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
             x=alt.X("ms:Q", scale=scale, title="milliseconds" + (" (logarithmic)" if wide else "")),
             y=alt.Y("share:Q", title=f"share of {noun} (%)"),
             order="share:Q",
-            color=_run_colors([label for label, _ in lines]),
+            color=_run_colors(list(sides)),
             strokeDash=alt.StrokeDash("run:N", legend=None),
             tooltip=[
                 alt.Tooltip("run:N"),
@@ -201,37 +187,33 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
             ],
         )
     )
-    medians = ", ".join(f"{side} {ms(float(np.median(values)))}" for side, values in finite)
+    medians = ", ".join(f"{side} {ms(float(np.median(values)))}" for side, values in sides.items())
     label = f"Medians: {medians}. A line shows the share of {noun} that took at most so long; further left is better."
-    marks = (0, 10, 25, 50, 75, 90, 95, 99, 100)
     rows = [
-        (
-            f"{percentile} %",
-            *(Cell(ms(q := float(np.percentile(values, percentile))), q) for _, values in finite),
-        )
-        for percentile in marks
+        (f"{share} %", *(cell(float(np.percentile(values, share)), ms) for values in sides.values()))
+        for share in (0, 10, 25, 50, 75, 90, 95, 99, 100)
     ]
-    table = grid(("share", *(label for label, _ in finite)), rows, title)
-    return Chart(name, title, label, spec_of(drawing), table, {name: data})
+    return Chart(name, title, label, spec_of(drawing), grid(("share", *sides), rows, title), {name: data})
 
 
 def _rounds(contrast: Contrast) -> Chart:
     import altair as alt
 
-    sides = [(side.name, rounds(side.run)) for side in contrast.sides]
+    sides = {side.name: rounds(side.run) for side in contrast.sides}
+    flat = [(name, r) for name, each in sides.items() for r in each]
     data = columns(
-        run=[name for name, side_rounds in sides for _ in side_rounds],
-        round=[f"round {r.round + 1}" for _, side_rounds in sides for r in side_rounds],
-        rate=[100 * (r.rate or 0.0) for _, side_rounds in sides for r in side_rounds],
+        run=[name for name, _ in flat],
+        round=[f"round {r.round + 1}" for _, r in flat],
+        rate=[100 * (r.rate or 0.0) for _, r in flat],
     )
     drawing = (
         alt.Chart(alt.NamedData(name="rounds"), height=190)
         .mark_bar()
         .encode(
             x=alt.X("round:N", sort=None, axis=alt.Axis(title="round", labelAngle=0)),
-            xOffset=alt.XOffset("run:N", sort=[name for name, _ in sides]),
+            xOffset=alt.XOffset("run:N", sort=list(sides)),
             y=alt.Y("rate:Q", title="hit rate (%)", scale=alt.Scale(domain=[0, 100])),
-            color=_run_colors([name for name, _ in sides]),
+            color=_run_colors(list(sides)),
             tooltip=[
                 alt.Tooltip("run:N"),
                 alt.Tooltip("round:N"),
@@ -239,30 +221,25 @@ def _rounds(contrast: Contrast) -> Chart:
             ],
         )
     )
-    numbers = sorted({r.round for _, side_rounds in sides for r in side_rounds})
-    by_round = [{r.round: r for r in side_rounds} for _, side_rounds in sides]
+    cells = [{r.round: cell(r.rate, percent) for r in each} for each in sides.values()]
     rows = [
-        (
-            Cell(f"round {n + 1}", n),
-            *(cell(side_rounds[n].rate, percent) if n in side_rounds else "–" for side_rounds in by_round),
-        )
-        for n in numbers
+        (Cell(f"round {number + 1}", number), *(by_round.get(number, "–") for by_round in cells))
+        for number in sorted({r.round for _, r in flat})
     ]
     totals = ", ".join(
-        f"{name} {percent(sum(r.hit_tokens for r in side_rounds), sum(r.query_tokens for r in side_rounds))}"
-        for name, side_rounds in sides
+        f"{name} {percent(sum(r.hit_tokens for r in each), sum(r.query_tokens for r in each))}"
+        for name, each in sides.items()
     )
-    table = grid(("round", *(name for name, _ in sides)), rows, "Hit rate by round")
-    label = f"Over all rounds: {totals}."
-    return Chart("rounds", "Hit rate in each round", label, spec_of(drawing), table, {"rounds": data})
+    table = grid(("round", *sides), rows, "Hit rate by round")
+    title = "Hit rate in each round"
+    return Chart("rounds", title, f"Over all rounds: {totals}.", spec_of(drawing), table, {"rounds": data})
 
 
-def _run_colors(names: list[str]) -> alt.Scale:
+def _run_colors(names: list[str]) -> alt.Color:
     import altair as alt
 
-    return alt.Color(
-        "run:N", title=None, scale=alt.Scale(domain=names, range=[SERIES[i % 8] for i in range(len(names))])
-    )
+    colors = [SERIES[number % len(SERIES)] for number in range(len(names))]
+    return alt.Color("run:N", title=None, scale=alt.Scale(domain=names, range=colors))
 
 
 def _differences(contrast: Contrast, *, repeats: bool) -> Section:

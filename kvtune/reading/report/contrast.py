@@ -31,7 +31,7 @@ from kvtune.reading.analysis.comparison.compare import (
 from kvtune.reading.analysis.figures import quantity
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.analysis.spread import Values
-from kvtune.reading.analysis.stalls.account import side_stalls
+from kvtune.reading.analysis.stalls.account import SideStalls, side_stalls
 from kvtune.reading.analysis.stalls.delays import CAUSES, LEAST_SHARE
 from kvtune.reading.analysis.summary import Summary, summary
 from kvtune.reading.report.figures import change_text
@@ -71,12 +71,17 @@ class Contrast:
     differing: Facts
 
     @property
+    def others(self) -> list[tuple[RunGroup, Comparison]]:
+        """The sides after the first, each with its comparison."""
+        return list(zip(self.sides[1:], self.comparisons, strict=True))
+
+    @property
     def differences(self) -> list[str]:
         """The checked fields that differ from the first side's, with both values: `vllm differs: 0.32.0 in a, ..`."""
         first = self.sides[0].name
         return [
             f"{miss.field} differs: {miss.a} in {first}, {miss.b} in {side.name}"
-            for side, comparison in zip(self.sides[1:], self.comparisons, strict=True)
+            for side, comparison in self.others
             for miss in comparison.mismatches
         ]
 
@@ -115,22 +120,12 @@ def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | Non
     `workload` is only used to classify misses in the summaries; no compared figure needs it.
     """
     groups = _groups(runs, names)
-    firsts = [group[0][1] for group in groups]
-    differing = _differing(firsts)
+    differing = _differing([group[0][1] for group in groups])
     titles = _short([group[0][0] for group in groups], differing)
     sides = tuple(
         _side(title, [run for _, run in group], workload) for title, group in zip(titles, groups, strict=True)
     )
-    first, *others = sides
-    if len(first.runs) > 1:
-        comparisons = tuple(
-            compare_repeats(first.runs, side.runs, (first.summaries, side.summaries)) for side in others
-        )
-    else:
-        comparisons = tuple(
-            compare(first.run, side.run, summaries=(first.summaries[0], side.summaries[0])) for side in others
-        )
-    return Contrast(sides, comparisons, differing)
+    return Contrast(sides, tuple(_against(sides[0], side) for side in sides[1:]), differing)
 
 
 def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup:
@@ -138,27 +133,33 @@ def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup
     return RunGroup(name, analyses, tuple(summary(analysis) for analysis in analyses))
 
 
+def _against(first: RunGroup, other: RunGroup) -> Comparison:
+    if len(first.runs) > 1:
+        return compare_repeats(first.runs, other.runs, (first.summaries, other.summaries))
+    return compare(first.run, other.run, summaries=(first.summaries[0], other.summaries[0]))
+
+
+NO_DIFFERENCE = "no difference shown in any figure that is judged"
+
+
 def sentence(comparison: Comparison) -> str:
     """Return the outcome in one sentence: what is better, what is worse, or that no difference was shown."""
     if any(f.why == OTHER_TRAFFIC for f in comparison.figures):
         return "figures not judged, as the traffic differs"
-    better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
-    parts = [f"better in {better}" if better else "", f"worse in {worse}" if worse else ""]
-    if not better and not worse:
-        parts = ["no difference shown in any figure that is judged"]
-    unjudged = (
-        "times not judged (one run a side)" if any(f.why == ONE_RUN for f in comparison.figures) else ""
-    )
-    return "; ".join(part for part in (*parts, unjudged) if part)
+    named = [(verdict, _named(comparison.figures, verdict)) for verdict in ("better", "worse")]
+    parts = [f"{verdict} in {names}" for verdict, names in named if names]
+    if any(f.why == ONE_RUN for f in comparison.figures):
+        parts = [*(parts or [NO_DIFFERENCE]), "times not judged (one run a side)"]
+    return "; ".join(parts or [NO_DIFFERENCE])
 
 
 def _named(figures: Sequence[Figure], verdict: str) -> str:
     alike = [f for f in figures if f.verdict == verdict]
     # Only the first of a time's mean, median and p99.
     first_of = {f.path.split(".")[0]: f for f in reversed(alike)}
-    named = [f for f in alike if first_of[f.path.split(".")[0]] is f]
+    named = [f"{quantity(f.path).title} ({change_text(f)})" for f in alike if f in first_of.values()]
     more = f" and {len(alike) - len(named)} more" if len(alike) > len(named) else ""
-    return ", ".join(f"{quantity(f.path).title} ({change_text(f)})" for f in named) + more
+    return ", ".join(named) + more
 
 
 def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[list[tuple[str, Run]]]:
@@ -209,36 +210,40 @@ def _short(names: Sequence[str], differing: Facts) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
+NO_GAPS = (0.0, 0.0)
+
+
 def slow_tokens(sides: Sequence[RunGroup]) -> Grid | None:
     """Return each side's slow tokens by cause, as the mean of its runs; None if no side has a slow token."""
     stalls = [side_stalls([analysis.stalls for analysis in side.analyses]) for side in sides]
     measured = [side for side in stalls if side is not None]
     if not any(side.slow for side in measured):
         return None
-    rows = [
-        ("a gap is slow over", *("–" if side is None else ms(side.limit_ms) for side in stalls)),
-        (
-            "all slow gaps",
-            *(
-                "–" if side is None else _side_text(side.slow, side.excess_ms, side.excess_ms)
-                for side in stalls
-            ),
-        ),
+    parts = {cause: [side.causes.get(cause, NO_GAPS)[1] for side in measured] for cause in CAUSES}
+    causes = [
+        cause
+        for cause, parts_ms in sorted(parts.items(), key=lambda part: -max(part[1]))
+        if any(
+            part and part / side.excess_ms >= LEAST_SHARE
+            for part, side in zip(parts_ms, measured, strict=True)
+        )
     ]
-    largest = {cause: max(side.causes.get(cause, (0.0, 0.0))[1] for side in measured) for cause in CAUSES}
-    for cause in sorted(CAUSES, key=lambda cause: -largest[cause]):
-        own = [side and (*side.causes.get(cause, (0.0, 0.0)), side.excess_ms) for side in stalls]
-        if any(cell and cell[2] and cell[1] / cell[2] >= LEAST_SHARE for cell in own):
-            rows.append((CAUSES[cause], *(_side_text(*cell) if cell else "–" for cell in own)))
-    heads = ("largest cause of slow tokens", *(side.name for side in sides))
+    titles = ("a gap is slow over", "all slow gaps", *(CAUSES[cause] for cause in causes))
     columns = [
-        Column(heads[0], folds=True, least=22),
-        *(Column(n, right=False, folds=True) for n in heads[1:]),
+        Column("largest cause of slow tokens", folds=True, least=22),
+        *(Column(side.name, right=False, folds=True) for side in sides),
     ]
+    rows = zip(titles, *(_slow(side, causes) for side in stalls), strict=True)
     return grid(columns, rows, "Slow gaps by cause")
 
 
-def _side_text(gaps: float, part_ms: float, excess_ms: float) -> str:
-    """Return `12 gaps, 840 ms (34.5 %)`: a cause's gaps, its time, its share of the side's time over the median."""
-    noun = "gap" if gaps == 1 else "gaps"
-    return f"{number(gaps)} {noun}, {ms(part_ms)} ({percent(part_ms, excess_ms)})"
+def _slow(side: SideStalls | None, causes: Sequence[str]) -> list[str]:
+    """Return a side's column: its limit, and of all slow gaps and of each cause `12 gaps, 840 ms (34.5 %)`."""
+    if side is None:
+        return ["–"] * (2 + len(causes))
+    parts = [(side.slow, side.excess_ms), *(side.causes.get(cause, NO_GAPS) for cause in causes)]
+    shares = (
+        f"{number(gaps)} {'gap' if gaps == 1 else 'gaps'}, {ms(part_ms)} ({percent(part_ms, side.excess_ms)})"
+        for gaps, part_ms in parts
+    )
+    return [ms(side.limit_ms), *shares]

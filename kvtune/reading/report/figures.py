@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kvtune.data.show.charts import columns, spec_of
 from kvtune.data.show.parts import Cell, Chart, Grid, cell, grid
@@ -82,45 +82,47 @@ def _drawn(figure: Figure, value: float | None) -> float:
     return 100 * (value or 0.0) / abs(figure.a or 1.0)
 
 
-def forest(
-    name: str, title: str, label: str, heads: tuple[str, str], rows: Sequence[tuple[str, Figure]]
-) -> Chart:
-    """Draw relative changes as dots and their intervals as bars. `rows`: a name and a `judged` figure each.
+def forest(number: int, first: str, other: str, figures: Iterable[Figure], *, points: bool) -> Chart | None:
+    """Draw the figures that are judged in percentage points, or the others; None if there are none.
 
-    `heads`: the titles of the names and of the axis of changes.
+    Dots are differences, bars their intervals. `number`: the comparison's on its page.
     """
     import altair as alt
 
+    rows = [f for f in figures if judged(f) and in_points(f) == points]
+    if not rows:
+        return None
+    unit, name = ("percentage points", f"points-{number}") if points else ("%", f"figures-{number}")
+    title, label = f"{other} against {first}", f"Dots are differences of {other} from {first}"
     base = alt.Chart(alt.NamedData(name=name), height=26 * len(rows) + 10).encode(
-        y=alt.Y("of:N", sort=None, axis=alt.Axis(title=heads[0], labelLimit=190, titlePadding=8)),
+        y=alt.Y("of:N", sort=None, axis=alt.Axis(title="figure", labelLimit=190, titlePadding=8)),
         color=alt.Color(
             "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
         ),
         tooltip=[
-            alt.Tooltip("of:N", title=heads[0]),
+            alt.Tooltip("of:N", title="figure"),
             alt.Tooltip("text:N", title="difference"),
             alt.Tooltip("interval:N", title="95 % interval"),
             alt.Tooltip("verdict:N"),
         ],
     )
-    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=heads[1]), x2="high:Q")
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(x="change:Q")
+    low = alt.X("low:Q", title=f"difference of {other} from {first} ({unit})")
+    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=low, x2="high:Q")
+    dots = base.mark_point(filled=True, size=70, opacity=1).encode(x="change:Q")
     zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="var(--ink)", strokeDash=[3, 3])
+    titles, changes = [quantity(f.path).title for f in rows], [change_text(f) for f in rows]
+    verdicts, intervals = [f.verdict for f in rows], [interval_text(f) for f in rows]
     data = columns(
-        of=[name_of_row for name_of_row, _ in rows],
-        low=[_drawn(f, f.low) for _, f in rows],
-        high=[_drawn(f, f.high) for _, f in rows],
-        change=[_drawn(f, f.difference) for _, f in rows],
-        verdict=[f.verdict for _, f in rows],
-        text=[change_text(f) for _, f in rows],
-        interval=[interval_text(f) for _, f in rows],
+        of=titles,
+        low=[_drawn(f, f.low) for f in rows],
+        high=[_drawn(f, f.high) for f in rows],
+        change=[_drawn(f, f.difference) for f in rows],
+        verdict=verdicts,
+        text=changes,
+        interval=intervals,
     )
-    table = grid(
-        (heads[0], "difference", "95 % interval", "verdict"),
-        [
-            (name_of_row, Cell(change_text(f), f.relative), interval_text(f), f.verdict)
-            for name_of_row, f in rows
-        ],
-        title,
-    )
-    return Chart(name, title, label, spec_of(zero.encode(x="x:Q") + bars + points), table, {name: data})
+    cells = [Cell(change, f.relative) for change, f in zip(changes, rows, strict=True)]
+    heads = ("figure", "difference", "95 % interval", "verdict")
+    table = grid(heads, zip(titles, cells, intervals, verdicts, strict=True), title)
+    drawing = spec_of(zero.encode(x="x:Q") + bars + dots)
+    return Chart(name, title, f"{label}, bars their 95 % intervals.", drawing, table, {name: data})

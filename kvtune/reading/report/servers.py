@@ -1,17 +1,19 @@
 """Recordings of a running server beside each other: what differs in the traffic, and what in the server. Pure.
 
-Their loads are never the same work, so each figure stands beside the other's, without a verdict. Requests of both logs
-are paired by name; a class is what the client's log calls a request (`kind`).
+Their loads are never the same work, so a recording is a side without a verdict: each figure of `TRAFFIC` and `SERVER`
+stands beside the other's. Requests of both logs are paired by name; a class is what the client's log calls a request.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.base.units import count, ms, number, percent
 from kvtune.data.causes import cause_title
@@ -19,7 +21,7 @@ from kvtune.data.run.extras import ServerAccount
 from kvtune.data.run.types import Run, hits_of
 from kvtune.data.show.parts import Grid, grid
 from kvtune.data.tally import Hits
-from kvtune.reading.analysis.looks import Stretch, Waits, timeline
+from kvtune.reading.analysis.looks import timeline
 from kvtune.reading.report.contrast import Contrast
 from kvtune.reading.report.sections.over_time import bounds_text
 from kvtune.requests.log.requests_log import NO_CLASS, NO_NAME
@@ -91,6 +93,60 @@ class Servers(msgspec.Struct, frozen=True):
         )
 
 
+class FactUnit(NamedTuple):
+    """How a figure is written, and the value that it is compared by."""
+
+    text: Callable[[Any], str]
+    value: Callable[[Any], float | None] = lambda figure: figure
+    share: bool = False
+
+
+class Row(NamedTuple):
+    """A figure of a recording: its place in `_figures`, and its unit."""
+
+    title: str
+    path: tuple[str, ...]
+    unit: FactUnit
+
+
+def _range(ends: tuple[float, float]) -> str:
+    low, high = ends
+    return percent(low) if high - low < 0.001 else f"{percent(low)} to {percent(high)}"
+
+
+def _time(value_ms: float) -> str:
+    return ms(value_ms) if value_ms else "0 s"
+
+
+COUNT, TIME, SHARE = FactUnit(count), FactUnit(_time), FactUnit(percent, share=True)
+RATE = FactUnit(lambda rate: number(float(f"{rate:.3g}")))
+LENGTH = FactUnit(lambda seconds: ms(1000 * seconds))
+PAUSE = FactUnit(lambda seconds: _time(1000 * seconds), lambda seconds: 1000 * seconds)
+RANGE = FactUnit(_range, lambda ends: None if ends[1] - ends[0] > POINTS else ends[0], share=True)
+BUCKET = FactUnit(bounds_text, lambda bounds: bounds.above)
+
+TRAFFIC = (
+    Row("recorded", ("account", "seconds"), LENGTH),
+    Row("requests a second", ("requests_s",), RATE),
+    Row("prompt tokens a second", ("prompt_tok_s",), RATE),
+    Row("prompt tokens a request", ("prompt_tokens",), RATE),
+    Row("prompt tokens seen before", ("seen",), RANGE),
+)
+HITS = Row("hit", ("account", "rate"), SHARE)
+SERVER = (
+    Row("first token, mean", ("whole", "first_token", "mean_ms"), TIME),
+    Row("first token, slowest of 100", ("whole", "first_token", "p99_ms"), BUCKET),
+    Row("in the queue, mean", ("whole", "queue", "mean_ms"), TIME),
+    Row("most running", ("whole", "running"), COUNT),
+    Row("most waiting", ("whole", "waiting"), COUNT),
+    Row("blocks evicted", ("account", "evicted_blocks"), COUNT),
+    Row("preempted", ("account", "preemptions"), COUNT),
+    Row("nothing generated while requests ran", ("whole", "stalled_s"), PAUSE),
+    Row("restarts", ("account", "restarts"), COUNT),
+    Row("looks without an answer", ("whole", "lost"), COUNT),
+)
+
+
 def servers(contrast: Contrast) -> Servers | None:
     """Return the recordings beside each other; None if not every side is one recording of a server."""
     runs = [side.run for side in contrast.sides]
@@ -98,140 +154,78 @@ def servers(contrast: Contrast) -> Servers | None:
     measured = [account for account in accounts if account is not None]
     if len(measured) < len(runs) or contrast.repeated:
         return None
-    timelines = [line.whole if (line := timeline(run)) is not None else None for run in runs]
+    causes = list(dict.fromkeys(cause for account in measured for cause in account.misses))
+    kinds = {str(kind) for run in runs for kind in np.unique(run.table("requests")["kind"])}
+    classes = sorted(kinds - {NO_CLASS})
+    sides = [_figures(run, account, causes, classes) for run, account in zip(runs, measured, strict=True)]
+    traffic = (*TRAFFIC, *(Row(f"requests of class {name}", ("requests", name), SHARE) for name in classes))
+    missed = (Row(cause_title(cause), ("missed", cause), SHARE) for cause in causes)
+    server = [_fact(row, sides) for row in (HITS, *missed, *SERVER)]
     return Servers(
-        tuple(side.name for side in contrast.sides),
-        _traffic(runs, measured, timelines),
-        _server(measured, timelines),
-        _hits_by_class(runs),
-        tuple(_pairs(runs[0], run) for run in runs[1:]),
+        names=tuple(side.name for side in contrast.sides),
+        traffic=tuple(_fact(row, sides) for row in traffic),
+        server=tuple(fact for fact in server if any(value is not None for value in fact.values)),
+        classes=tuple(_fact(Row(name, ("hits", name), SHARE), sides) for name in classes),
+        pairs=tuple(_pairs(runs[0], run) for run in runs[1:]),
     )
 
 
-def _traffic(
-    runs: Sequence[Run], accounts: Sequence[ServerAccount], timelines: Sequence[Stretch | None]
-) -> tuple[Fact, ...]:
-    seconds = [account.seconds for account in accounts]
-    came = [
-        part.came if part is not None and part.came is not None else account.requests
-        for part, account in zip(timelines, accounts, strict=True)
-    ]
-    query = [account.query_tokens for account in accounts]
-    seen = [account.seen if account.misses else None for account in accounts]
-    named = [_classes(run) for run in runs]
-    facts = [
-        Fact("recorded", tuple(ms(1000 * s) for s in seconds), tuple(seconds)),
-        _rates("requests a second", came, seconds),
-        _rates("prompt tokens a second", query, seconds),
-        _rates("prompt tokens a request", query, [float(account.requests) for account in accounts]),
-        Fact(
-            "prompt tokens seen before",
-            tuple("–" if s is None else _range(*s) for s in seen),
-            tuple(None if s is None or s[1] - s[0] > POINTS else s[0] for s in seen),
-            share=True,
-        ),
-    ]
-    for name in sorted({name for classes in named for name in classes}):
-        whole = [sum(len(rows) for rows in classes.values()) for classes in named]
-        own = [len(classes.get(name, ())) for classes in named]
-        facts.append(_shares(f"requests of class {name}", own, whole))
-    return tuple(facts)
+def _fact(row: Row, sides: Iterable[object]) -> Fact:
+    figures = [reduce(_inside, row.path, side) for side in sides]
+    texts = tuple("–" if figure is None else row.unit.text(figure) for figure in figures)
+    values = tuple(None if figure is None else row.unit.value(figure) for figure in figures)
+    return Fact(row.title, texts, values, row.unit.share)
 
 
-def _server(accounts: Sequence[ServerAccount], timelines: Sequence[Stretch | None]) -> tuple[Fact, ...]:
-    query = [account.query_tokens for account in accounts]
-    facts = [_shares("hit", [account.hit_tokens for account in accounts], query)]
-    for cause in dict.fromkeys(cause for account in accounts for cause in account.misses):
-        tokens = [account.misses.get(cause, 0) if account.misses else None for account in accounts]
-        facts.append(_shares(cause_title(cause), tokens, query))
-    first = [Waits() if part is None else part.first_token for part in timelines]
-    queue = [Waits() if part is None else part.queue for part in timelines]
-    slowest = [waits.p99_ms for waits in first]
-    facts += [
-        _times("first token, mean", [waits.mean_ms for waits in first]),
-        Fact(
-            "first token, slowest of 100",
-            tuple(bounds_text(bounds) or "–" for bounds in slowest),
-            tuple(None if bounds is None else bounds.above for bounds in slowest),
-        ),
-        _times("in the queue, mean", [waits.mean_ms for waits in queue]),
-        _counts("most running", [None if part is None else part.running for part in timelines]),
-        _counts("most waiting", [None if part is None else part.waiting for part in timelines]),
-        _counts("blocks evicted", [account.evicted_blocks for account in accounts]),
-        _counts("preempted", [account.preemptions for account in accounts]),
-        _times(
-            "nothing generated while requests ran",
-            [None if part is None or part.stalled_s is None else 1000 * part.stalled_s for part in timelines],
-        ),
-        _counts("restarts", [account.restarts for account in accounts]),
-        _counts("looks without an answer", [None if part is None else part.lost for part in timelines]),
-    ]
-    return tuple(fact for fact in facts if any(value is not None for value in fact.values))
+def _inside(whole: Any, name: str) -> Any:
+    if isinstance(whole, dict):
+        return whole[name]
+    return None if whole is None else getattr(whole, name)
 
 
-def _hits_by_class(runs: Sequence[Run]) -> tuple[Fact, ...]:
-    named = [_classes(run) for run in runs]
-    facts = []
-    for name in sorted({name for classes in named for name in classes}):
-        hits = []
-        for run, classes in zip(runs, named, strict=True):
-            requests, rows = run.table("requests"), classes.get(name, np.empty(0, dtype=np.intp))
-            hits.append(hits_of(requests, rows))
-        facts.append(_shares(name, [side.hit_tokens for side in hits], [side.query_tokens for side in hits]))
-    return tuple(facts)
+def _figures(
+    run: Run, account: ServerAccount, causes: Iterable[str], classes: Iterable[str]
+) -> dict[str, Any]:
+    """Return what a recording says; None: it does not tell. `whole`: in all looks."""
+    timed, requests, query = timeline(run), run.table("requests"), account.query_tokens
+    whole = None if timed is None else timed.whole
+    came = account.requests if whole is None or whole.came is None else whole.came
+    rows = {name: np.flatnonzero(requests["kind"] == name) for name in classes}
+    misses, classed = account.misses, sum(map(len, rows.values()))
+    return {
+        "account": account,
+        "whole": whole,
+        "requests_s": _ratio(came, account.seconds),
+        "prompt_tok_s": _ratio(query, account.seconds),
+        "prompt_tokens": _ratio(query, account.requests),
+        "seen": account.seen if misses else None,
+        "missed": {cause: _ratio(misses.get(cause, 0), query) for cause in causes} if misses else None,
+        "requests": {name: _ratio(len(places), classed) for name, places in rows.items()},
+        "hits": {name: hits_of(requests, places).rate for name, places in rows.items()},
+    }
 
 
-def _classes(run: Run) -> dict[str, Any]:
-    """Return the rows of the requests of each class that the log names."""
-    kinds = run.table("requests")["kind"]
-    return {str(kind): np.flatnonzero(kinds == kind) for kind in np.unique(kinds) if kind != NO_CLASS}
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 def _pairs(first: Run, other: Run) -> Pairs | None:
     tables = [run.table("requests") for run in (first, other)]
-    by_name = []
-    for table in tables:
-        names, rows, times = np.unique(table["id"], return_index=True, return_counts=True)
-        by_name.append(
-            {
-                str(name): int(row)
-                for name, row, often in zip(names, rows, times, strict=True)
-                if often == 1 and table["hit_tokens"][row] >= 0 and not re.fullmatch(NO_NAME, str(name))
-            }
-        )
+    by_name = [_named(table["id"], table["hit_tokens"]) for table in tables]
     shared = [name for name in by_name[0] if name in by_name[1]]
     if not shared:
         return None
-    rows_of = [np.array([rows[name] for name in shared]) for rows in by_name]
-    hits = [table["hit_tokens"][rows] for table, rows in zip(tables, rows_of, strict=True)]
-    return Pairs(
-        len(shared),
-        (hits_of(tables[0], rows_of[0]), hits_of(tables[1], rows_of[1])),
-        int((hits[1] > hits[0]).sum()),
-        int((hits[1] < hits[0]).sum()),
-    )
+    rows = [np.array([places[name] for name in shared]) for places in by_name]
+    before, after = (table["hit_tokens"][places] for table, places in zip(tables, rows, strict=True))
+    hits = (hits_of(tables[0], rows[0]), hits_of(tables[1], rows[1]))
+    return Pairs(len(shared), hits, int((after > before).sum()), int((after < before).sum()))
 
 
-def _range(low: float, high: float) -> str:
-    return percent(low) if high - low < 0.001 else f"{percent(low)} to {percent(high)}"
-
-
-def _rates(name: str, parts: Sequence[float], wholes: Sequence[float]) -> Fact:
-    values = [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]
-    return Fact(name, tuple("–" if v is None else number(float(f"{v:.3g}")) for v in values), tuple(values))
-
-
-def _shares(name: str, parts: Sequence[int | None], wholes: Sequence[int]) -> Fact:
-    values = [
-        part / whole if whole and part is not None else None
-        for part, whole in zip(parts, wholes, strict=True)
-    ]
-    return Fact(name, tuple("–" if v is None else percent(v) for v in values), tuple(values), share=True)
-
-
-def _times(name: str, values: Sequence[float | None]) -> Fact:
-    return Fact(name, tuple("–" if v is None else ms(v) if v else "0 s" for v in values), tuple(values))
-
-
-def _counts(name: str, values: Sequence[int | None]) -> Fact:
-    return Fact(name, tuple("–" if v is None else count(v) for v in values), tuple(values))
+def _named(ids: NDArray[Any], hits: NDArray[Any]) -> dict[str, int]:
+    """Return the rows of the requests that a log names, each by another name, and whose hits are known."""
+    names, rows, times = np.unique(ids, return_index=True, return_counts=True)
+    return {
+        str(name): int(row)
+        for name, row, often in zip(names, rows, times, strict=True)
+        if often == 1 and hits[row] >= 0 and not re.fullmatch(NO_NAME, str(name))
+    }

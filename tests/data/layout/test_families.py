@@ -90,6 +90,7 @@ REFUSED = [
     ),
     ("llama", BASE | {"num_attention_groups": 2}, "num_attention_groups"),
     ("llama", BASE | {"layer_types": ["full_attention", "indexed_attention"] * 2}, "indexed_attention"),
+    ("llama", BASE | {"layer_types": ["mamba", "attention"] * 2}, "'mamba'"),
     (
         "llama",
         BASE | {"swa_num_key_value_heads": 8, "v_head_dim": 128},

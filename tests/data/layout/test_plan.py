@@ -225,7 +225,7 @@ def test_a_page_holds_a_state_and_the_next_smaller_does_not(
 @given(shapes, backends)
 def test_every_layer_is_in_a_group(shape: ModelShape, backend: Backend) -> None:
     plan = plan_per_layer(shape, backend)
-    assert plan.groups * plan.attention_group_layers >= shape.attention_layers + shape.state_layers
+    assert plan.groups * plan.group_layers >= shape.attention_layers + shape.state_layers
     for finer in legal_aggregate(shape, backend, plan.block_tokens):
         assert 0 <= finer.states_per_block * finer.state_groups - shape.state_layers < finer.state_groups
         assert finer.states_per_block * shape.state_bytes <= finer.block_bytes

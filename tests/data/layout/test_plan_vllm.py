@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvtune.data.layout.config import shape_of, state_dtype_of
-from kvtune.data.layout.plan import GPU, Backend, cpu_backend, plan_per_layer
+from kvtune.data.layout.plan import CPU, GPU, Backend, plan_per_layer
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -87,13 +87,12 @@ def test_block_sizes_and_states_are_vllms(path: Path, tmp_path: Path, avx512_bf1
     """On a CPU with and without AVX-512 BF16; a GPU's platform has no such rule, as this CPU's has not without it."""
     config = usable(path)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    cpu = cpu_backend(avx512_bf16)
-    for backend, asked in ((cpu, None), (cpu, 64)) if avx512_bf16 else ((GPU, None), (GPU, 64), (cpu, None)):
-        shape = shape_of(config, path.stem, float32_states=backend.float32_states)
+    for backend, asked in ((CPU, None), (CPU, 64)) if avx512_bf16 else ((GPU, None), (GPU, 64), (CPU, None)):
+        shape = shape_of(config, path.stem, float32_states=avx512_bf16)
         block, states = vllm_answer(tmp_path, backend, asked)
         assert plan_per_layer(shape, backend, asked).block_tokens == block
         assert [tuple(state.shape) for state in shape.states] == [tuple(s) for s, _ in states]
-        named = state_dtype_of(config, float32_states=backend.float32_states)
+        named = state_dtype_of(config, float32_states=avx512_bf16)
         assert f"torch.{named}" == (states[-1][1] if states else "torch.")
 
 
@@ -116,11 +115,10 @@ def test_a_given_state_type_is_kept_where_vllm_keeps_it(
     """On a CPU with AVX-512 BF16 Falcon-H1's states are float32 whatever is asked; the others keep what is asked."""
     config = usable(CONFIGS / f"{name}.json")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    backend = cpu_backend(avx512_bf16)
-    shape = shape_of(config, name, state_dtype=asked, float32_states=backend.float32_states)
-    block, states = vllm_answer(tmp_path, backend, None, asked)
-    assert plan_per_layer(shape, backend).block_tokens == block
-    named = state_dtype_of(config, state_dtype=asked, float32_states=backend.float32_states)
+    shape = shape_of(config, name, state_dtype=asked, float32_states=avx512_bf16)
+    block, states = vllm_answer(tmp_path, CPU, None, asked)
+    assert plan_per_layer(shape, CPU).block_tokens == block
+    named = state_dtype_of(config, state_dtype=asked, float32_states=avx512_bf16)
     assert f"torch.{named}" == states[-1][1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from kvtune.base.errors import KvtuneError
 from kvtune.data.knobs import ENGINE, Bundle, ModelFacts
@@ -40,6 +39,7 @@ def model_facts(
     and name a drafter.
     """
     from kvtune.answers.doctor.packing import kernel_refusal
+    from kvtune.data.layout.config import shape_of
     from kvtune.data.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
 
     platform = platform or here()
@@ -59,7 +59,13 @@ def model_facts(
         sizes = tuple(backend.alignment << i for i in range(4))
         return replace(facts, blocks=tuple(sorted({*sizes, facts.block_tokens})), unknown=config.why)
     try:
-        shape = _shape(config.fields, model, backend, state_dtype, tensor_parallel)
+        shape = shape_of(
+            config.fields,
+            model,
+            state_dtype=state_dtype,
+            float32_states=platform.float32_states,
+            tensor_parallel=tensor_parallel,
+        )
         block = plan_per_layer(shape, backend, block_size).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
     except (
@@ -128,20 +134,6 @@ def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: 
         )
     except KvtuneError:
         return ""
-
-
-def _shape(
-    config: dict[str, Any], model: str, backend: Backend, state_dtype: str, tensor_parallel: int = 1
-) -> ModelShape:
-    from kvtune.data.layout.config import shape_of
-
-    return shape_of(
-        config,
-        model,
-        state_dtype=state_dtype,
-        float32_states=backend.float32_states,
-        tensor_parallel=tensor_parallel,
-    )
 
 
 def installed_device() -> str:

@@ -81,14 +81,14 @@ MOST_LINES = 50
 
 
 BUDGET = {
-    "kvtune/answers": 12_491,
+    "kvtune/answers": 12_451,
     "kvtune/base": 1_762,
-    "kvtune/cli": 4_497,
-    "kvtune/data": 6_402,
-    "kvtune/lab": 11_893,
+    "kvtune/cli": 4_452,
+    "kvtune/data": 6_284,
+    "kvtune/lab": 11_891,
     "kvtune/plugin": 9_846,
-    "kvtune/reading": 10_054,
-    "kvtune/requests": 7_462,
+    "kvtune/reading": 10_032,
+    "kvtune/requests": 7_079,
     "kvtune/servers": 10_581,
     "tests": 57_609,
     "bench": 6_711,
@@ -98,7 +98,7 @@ BUDGET = {
     "docs/diff.md": 517,
     "docs/doctor.md": 549,
     "docs/internals.md": 1_626,
-    "docs/logs.md": 1_467,
+    "docs/logs.md": 1_489,
     "docs/peers.md": 387,
     "docs/run-file.md": 820,
     "docs/security.md": 765,
@@ -109,11 +109,15 @@ BUDGET = {
     "docs/tuning.md": 993,
     "docs/tutorial.md": 823,
     "docs/vllm.md": 638,
-    "docs/watch.md": 1_986,
+    "docs/watch.md": 1_983,
     "docs/workloads.md": 1_678,
 }
 """The most lines of *.py in a room, in tests/ and bench/, and words of a page. Lowered when one falls by SLACK."""
-FEATURES: tuple[tuple[str, str, int], ...] = ()
+FEATURES: tuple[tuple[str, str, int], ...] = (
+    ("a server is its life, and each miss has its cause in minutes of load", "kvtune/servers", 330),
+    ("a server is its life, and each miss has its cause in minutes of load", "tests", 510),
+    ("a server is its life, and each miss has its cause in minutes of load", "bench", 2),
+)
 """What came since: the feature's name, its room or page, the lines or words that it adds there; in its own commit."""
 FEATURE, OF_TESTS = 600, 800
 """The most lines, in all rooms and in tests/, of one feature."""

@@ -36,8 +36,6 @@ VERSION = 0.5
 """Least share of words that two lines have in common of which one may be a version of the other."""
 SHORT = 80
 """Characters of two lines, or of a part, that are compared word by word, however unlike they are."""
-TELLING = 3
-"""Most characters of a line that does not tell which line it is."""
 CONTEXT = 3
 """Lines up to one that stands elsewhere, in which a heading tells what it is."""
 LEADING = ("system", "developer", "prompt")
@@ -200,9 +198,8 @@ def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) 
             edits.append(replace(run, follows=follows))
     counted = [edit for edit in edits[::-1] if edit.follows >= LEAST or edit.kind == "compaction"]
     kinds = {edit.kind for edit in counted}
-    shared = sum(run for run in runs if isinstance(run, int))
     shorter = min(sum(len(part.text) for part in parts) for parts in (old, new))
-    if shared < ALIKE * shorter and "other" in kinds and "compaction" not in kinds:
+    if follows < ALIKE * shorter and "other" in kinds and "compaction" not in kinds:
         return [replace(_joined(counted[0], counted[-1], counted[0].follows), kind="other")]
     return counted[: 2 * MOST]
 
@@ -228,18 +225,13 @@ def _runs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[Run]
     yield from order
     end = Part("", "", "text", "")
     old, new = ([*parts, replace(end, start=_of_parts(parts).end)] for parts in (old, new))
-    moved = _in_both((part.text for part in old), (part.text for part in new))
+    was, now = (Counter(part.text for part in parts) for parts in (old, new))
+    moved = {text for text in was if text.strip() and was[text] == now[text]}
     last_i = last_j = 0
     for i, j in _pairs(old, new, work):
         yield from _alone(old[last_i:i], new[last_j:j], (old[i].start, new[j].start), moved)
         yield from _compared(old[i], new[j], work)
         last_i, last_j = i + 1, j + 1
-
-
-def _in_both(old: Iterable[str], new: Iterable[str]) -> set[str]:
-    """Return the texts that are long enough to be told from others, and that both have as often."""
-    was, now = Counter(old), Counter(new)
-    return {text for text in was if len(text) > TELLING and was[text] == now[text]}
 
 
 def _in_one_order(old: Sequence[Part], new: Sequence[Part]) -> tuple[list[Edit], Sequence[Part]]:
@@ -366,6 +358,11 @@ def _starts(texts: Iterable[str], start: int) -> list[int]:
     return list(accumulate(map(len, texts), initial=start))
 
 
+def _tells(line: str) -> bool:
+    """Whether a line tells which line it is."""
+    return len(line) > 3
+
+
 class _Lines:
     """The lines of two texts."""
 
@@ -373,11 +370,12 @@ class _Lines:
         self._part, self._old, self._new, self._work = part, old, new, work
         self._was, self._now = _cut(old.text), _cut(new.text)
         self._starts = _starts(self._was, old.start), _starts(self._now, new.start)
-        self._both = _in_both(self._was, self._now)
+        was, now = Counter(filter(_tells, self._was)), Counter(filter(_tells, self._now))
+        self._gone, self._come = was - now, now - was
 
     def runs(self) -> Iterator[Run]:
         was, now = self._was, self._now
-        if len(was) == len(now) and all(line in self._both or len(line) <= TELLING for line in was + now):
+        if not self._gone and not self._come and len(was) == len(now):
             yield from self._block(0, len(was), 0, len(now))
             return
         for equal, i1, i2, j1, j2 in _aligned(list(map(masked, was)), list(map(masked, now)), self._work):
@@ -406,11 +404,14 @@ class _Lines:
 
     def _moved(self, was: Sequence[str], now: Sequence[str]) -> bool:
         """Whether these lines stand elsewhere in the other text, or most of them in another order here."""
-        old, new = ([line for line in lines if line in self._both] for lines in (was, now))
+        old, new = list(filter(_tells, was)), list(filter(_tells, now))
+        both = (
+            [line for line in old if line not in self._gone],
+            [line for line in new if line not in self._come],
+        )
         if not was or not now:
-            telling = [line for line in (was or now) if len(line) > TELLING]
-            return bool(telling) and telling == (old or new)
-        return sorted(old) == sorted(new) and 2 * sum(map(len, old)) > sum(map(len, was))
+            return both == (old, new) and bool(old or new)
+        return sorted(both[0]) == sorted(both[1]) and 2 * sum(map(len, both[0])) > sum(map(len, was))
 
     def _versions(self, i1: int, j1: int, count: int) -> Iterator[Run]:
         """Compare lines in pairs."""
@@ -419,7 +420,8 @@ class _Lines:
             if old.rstrip("\n") == new.rstrip("\n"):
                 yield len(new)
                 continue
-            same, elsewhere = masked(old) == masked(new), [old in self._both, new in self._both]
+            same = masked(old) == masked(new)
+            elsewhere = [_tells(old) and old not in self._gone, _tells(new) and new not in self._come]
             if all(elsewhere) or (any(elsewhere) and not same):
                 before = self._part.text[: self._starts[1][j + 1] - self._part.start].splitlines()
                 yield self._edit(i, i + 1, j, j + 1, "\n".join(before[-CONTEXT:]), moved=True)

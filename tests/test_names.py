@@ -1,8 +1,9 @@
-"""A variable is named by its type's noun: names that say nothing are refused."""
+"""Names say what they name: variables. Docstrings begin with a subject or a verb."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +62,36 @@ def test_no_variable_has_a_name_that_says_nothing() -> None:
 def test_a_variable_that_says_nothing_is_found(code: str) -> None:
     indented = "\n".join(f"    {line}" for line in code.splitlines())
     assert set(bindings(ast.parse(f"def g():\n{indented}"))) & set(BANNED)
+
+
+OPENINGS = ("Of", "By", "For", "With", "To")
+OPENINGS_LATER = {"answers/capacity": 7, "answers/states": 1, "servers/watch": 11}
+"""How many docstrings of a package still begin so; these only fall."""
+
+
+def openings(tree: ast.AST) -> list[str]:
+    texts = [
+        node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    return [
+        text
+        for text in texts
+        if isinstance(text, str) and text.lstrip().startswith(tuple(f"{word} " for word in OPENINGS))
+    ]
+
+
+def test_no_docstring_begins_with_a_preposition() -> None:
+    """Subject, verb, object: "A share of few requests means nothing", not "Of few requests a share ..."."""
+    count = Counter[str]()
+    for path in PACKAGE.rglob("*.py"):
+        place = "/".join(path.relative_to(PACKAGE).parts[:2])
+        count[place] += len(openings(ast.parse(path.read_text(encoding="utf-8"))))
+    assert {place: many for place, many in count.items() if many > OPENINGS_LATER.get(place, 0)} == {}
+
+
+def test_a_docstring_that_begins_with_a_preposition_is_found() -> None:
+    assert (
+        len(openings(ast.parse('"""Of a module."""\nX = 1\n"""By name."""\nY = 2\n"""Offers both."""'))) == 2
+    )

@@ -78,7 +78,7 @@ def record(query: RecordQuery, lab: Lab) -> int:
     alone = servers.only
     query.refuse(of="one" if alone else "several")
     kept: list[bool] = []
-    """Of each time that the run so far was to be written: whether it was."""
+    """Whether each attempt to write the run so far succeeded."""
 
     def save(run: Run) -> None:
         try:

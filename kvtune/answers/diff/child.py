@@ -44,7 +44,7 @@ VISITS = 3
 MOST_GPUS = 64
 SPREADS = {"tensor-parallel-size", "pipeline-parallel-size"}
 SPREAD = re.compile(r"--tensor-parallel-size (\d+)|max seq len")
-"""Of messages about weights that leave no memory on this many GPUs, and about a pool too small for one request."""
+"""Messages about weights that leave no memory on this many GPUs, and about a pool too small for one request."""
 EARLY = ("vllm.v1.engine.core", "vllm.model_executor.models.deepseek_v2", "kvtune.answers.doctor.child")
 """What most forks need: imported once."""
 METRIC = re.compile(rb'"(vllm:[a-z0-9_]+)"')

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from kvtune.base.bounded import decode_json
+
 HIDDEN = "***"
 VLLM_HIDES = ("api-key", "hf-token", "watermark-config")
 """Flags that vLLM itself keeps out of its log. A test compares them with the installed vLLM."""
@@ -60,10 +62,11 @@ QUOTED = re.compile(
     rf"(?P<quote>(?P<inner>\\{{1,4}}|(?='))?[\"'])(?P<key>(?:(?!(?P=quote))(?(inner)(?=[^\"]|{ENDS}))\\?[^\n])*+)"
 )
 LISTED = re.compile(r"\[[\[\s]*\\*['\"]")
-NESTED = re.compile(r"(\\{0,4}[\"'])(?:(?!\1)\\?[^\n])*+(?:\1)?|[\[\]{}\n]")
+NESTED = re.compile(r"(\\{0,4}[\"'])(?:(?!\1)\\?[^\n])*+(?:\1)?|[\[\]{}]")
 """What tells where a list or an object ends."""
+MOST_NESTED = 1 << 10
 LINE = re.compile(rf"{HTTP}(?P<key>(?:\\.|=\"[^\"\n]*+\"|[^\n\"\\]|{ENDS})++)")
-WORD = re.compile(rf"{HTTP}(?P<key>(?:[^\s'\"\\]|\\(?![\"']))++(?:(?<=[=:])(?:\"[^\"\n]*+\"?|'[^'\n]*+'?))?)")
+WORD = re.compile(rf"{HTTP}(?P<key>(?:[^\s'\"\\]|\\(?![\"']))++)")
 FIELD = re.compile(r"(?P<key>[^\s,'\"}\]\\]++)")
 JSON = re.compile(r"(?:-?\d[\d.eE+-]*|true|false|null|None|True|False)(?=[\s,}\]]|\Z)|[\[{]")
 DRAWN = re.compile(r"(?P<key>(?=[\w+/~-]*\d)(?=[\w+/~-]*[A-Za-z])[\w+/~-]{12,}+={0,2})(?![\w.])")
@@ -72,7 +75,7 @@ URL = re.compile(rf"(?<![\w+.-])({SCHEME})([^\s'\"<>]*)")
 DATABASE = re.compile(r"(?i)(?:postgres(?:ql)?|mysql|mariadb|oracle|mssql|sqlite)(?:\+\w+)?://")
 """URLs of these keep the user's name: kvtune shows where a study is."""
 ADDRESS = re.compile(
-    rf"(?s)(\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|[~\[{{]|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?)(.*)"
+    rf"(?s)(\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|~|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?)(.*)"
 )
 """A word that may be an address without its scheme: no path of a file, and no load."""
 FLAG = re.compile(r"-[a-z]{1,3}|--[a-z][a-z0-9]*([-_.][a-z0-9]+)*(=.*)?", re.S)
@@ -96,9 +99,7 @@ class Secrets:
         keys = [environment.get(name, "") for name in VARIABLES]
 
         def hide(text: str) -> str:
-            parts = [part.partition("=")[2] for part in re.split("[?&;#]", text)] + re.findall(
-                '"([^"]+)"', text
-            )
+            parts = (part.partition("=")[2] for part in re.split("[?&;#]", text))
             name, _, value = text.partition(":")
             header = _of_header(name if value[:1] == " " else "", value.strip())
             keys.extend((text, *header, *parts))
@@ -183,13 +184,12 @@ def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
     stays = re.compile(rf"{HTTP}(?:{NO_KEY})" if sign else rf"{NO_KEY}|{SENTENCE}").match(text, begin)
     if stays or not leads or not (sure or _is_key(name)):
         return None
+    inner = None if sign else NAMED.match(text, begin)
+    if inner and inner[3] and _value(text, inner):  # `--secret key="..."`: what follows `key=`
+        return None
     if value := QUOTED.match(text, begin):
         return *value.span("key"), ""
-    if (
-        LISTED.match(text, begin)
-        or (sure and text.startswith("[", begin))
-        or (quote and text.startswith("{", begin))
-    ):
+    if LISTED.match(text, begin) or (sure and text.startswith(("[", "{"), begin)):
         return begin, _end(text, begin), quote
     if quote and JSON.match(text, begin):
         return None
@@ -199,13 +199,14 @@ def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
 
 
 def _end(text: str, begin: int) -> int:
-    """Return where the list or object that begins there ends; the line's end if it is cut off."""
+    """Return where the list or object that begins there ends; the line's end if it is cut off, or long."""
     depth = 0
-    for part in NESTED.finditer(text, begin):
+    for part in NESTED.finditer(text, begin, begin + MOST_NESTED):
         depth += (part[0] in "[{") - (part[0] in "]}")
-        if depth == 0 or part[0] == "\n":
-            return part.end() - (part[0] == "\n")
-    return len(text)
+        if depth == 0:
+            return part.end()
+    line = text.find("\n", begin)
+    return len(text) if line < 0 else line
 
 
 def _is_key(name: str, *, sure: bool = False) -> bool:
@@ -238,11 +239,11 @@ def _line(words: Sequence[str], hide: Hide) -> Iterator[str]:
             key, first = "" if key == "header" else key, False
             continue
         key, first = _key(name), True
-        if key and equals:
-            yield f"{name}={hide(value)}"
+        if equals and word.startswith("--"):
+            yield f"{name}={hide(value) if key else _word(value, hide)}"
             key = ""
         else:
-            yield word if FLAG.fullmatch(word) and not equals else _word(word, hide)
+            yield word if FLAG.fullmatch(word) else _word(word, hide)
 
 
 def _key(name: str) -> str:
@@ -262,7 +263,13 @@ def _of_header(name: str, value: str) -> tuple[str, ...]:
 
 
 def _word(word: str, hide: Hide) -> str:
-    """Hide the secrets of a word of a command line."""
+    """Hide the secrets of a word of a command line, also in JSON that stands alone or after `NAME=`."""
+    name, given = re.match(r"(?s)([\w.-]+=)?(.*)", word).groups("")  # type: ignore[union-attr]
+    if given.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            value = decode_json(given)
+            shown = _values(value, lambda text: _word(text, hide), hide)
+            return word if shown == value else f"{name}{json.dumps(shown, separators=(',', ':'))}"
     if match := ADDRESS.fullmatch(word):
         head, _, query = match[2].partition("?")
         if ":" in head.rpartition("@")[0] or "=" in query or "@" in query:

@@ -123,12 +123,9 @@ def test_the_shape_of_a_key_is_hidden(text: str) -> None:
     assert "SECRET" not in masked_text(f"the server says: {text}"), "also within a text"
 
 
+TEXTS = [text for text in (*BEGINS, *NAMED, *ADDRESSES) if "no end" not in text]
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.sampled_from((*BEGINS, *NAMED, *ADDRESSES)),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(TEXTS),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(("api_key", "token", "password", "Cookie", "n")), inner, max_size=3)

@@ -1,9 +1,10 @@
-"""A variable is named by its type's noun: names that say nothing are refused."""
+"""Names say what they name: variables, and classes that one file imports. Docstrings begin with a subject or a verb."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,90 @@ def test_no_variable_has_a_name_that_says_nothing() -> None:
 def test_a_variable_that_says_nothing_is_found(code: str) -> None:
     indented = "\n".join(f"    {line}" for line in code.splitlines())
     assert set(bindings(ast.parse(f"def g():\n{indented}"))) & set(BANNED)
+
+
+OPENINGS = ("Of", "By", "For", "With", "To")
+OPENINGS_LATER = {"answers/capacity": 7, "answers/states": 1, "servers/watch": 11}
+"""How many docstrings of a package still begin so; these only fall."""
+
+
+def openings(tree: ast.AST) -> list[str]:
+    texts = [
+        node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    return [
+        text
+        for text in texts
+        if isinstance(text, str) and text.lstrip().startswith(tuple(f"{word} " for word in OPENINGS))
+    ]
+
+
+def test_no_docstring_begins_with_a_preposition() -> None:
+    """Subject, verb, object: "A share of few requests means nothing", not "Of few requests a share ..."."""
+    count = Counter[str]()
+    for path in PACKAGE.rglob("*.py"):
+        place = "/".join(path.relative_to(PACKAGE).parts[:2])
+        count[place] += len(openings(ast.parse(path.read_text(encoding="utf-8"))))
+    assert {place: many for place, many in count.items() if many > OPENINGS_LATER.get(place, 0)} == {}
+
+
+def test_a_docstring_that_begins_with_a_preposition_is_found() -> None:
+    assert (
+        len(openings(ast.parse('"""Of a module."""\nX = 1\n"""By name."""\nY = 2\n"""Offers both."""'))) == 2
+    )
+
+
+def twins(sources: Mapping[str, str]) -> set[str]:
+    """Return, of sources by module, the names of classes of two modules that one module imports, or has and imports."""
+    trees = {module: ast.parse(source) for module, source in sources.items()}
+    classes = {
+        module: {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        for module, tree in trees.items()
+    }
+    found = set()
+    for module, tree in trees.items():
+        names = {(name, module) for name in classes[module]}
+        modules: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names |= {
+                    (each.name, node.module)
+                    for each in node.names
+                    if each.name in classes.get(node.module, ())
+                }
+                modules |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owner = modules.get(node.value.id, "")
+                names |= {(node.attr, owner)} if node.attr in classes.get(owner, ()) else set()
+        found |= {
+            f"{module}: {name}" for name, times in Counter(name for name, _ in names).items() if times > 1
+        }
+    return found
+
+
+def test_no_file_has_two_classes_of_one_name() -> None:
+    """Where two meet, a name says whose it is; an alias would have each reader learn it again."""
+    paths = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    assert (
+        twins({module.removesuffix(".__init__"): path.read_text("utf-8") for module, path in paths.items()})
+        == set()
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from a import Row\nfrom b import Row as Other",
+        "import a\nfrom a import Row\nclass Row: ...",
+        "from x import a\nfrom b import Row\na.Row",
+    ],
+)
+def test_two_classes_of_one_name_are_found(code: str) -> None:
+    row = "class Row: ..."
+    assert twins({"a": row, "b": row, "x.a": row, "c": code}) == {"c: Row"}

@@ -15,7 +15,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "tune": {"optuna": "optuna", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"},
     "profile": {"jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"},
 }
-"""By extra, the modules that its commands import, and the package of each."""
+"""The modules that the commands of each extra import, and the package of each module."""
 
 NEEDS = {
     "profile": "profile",
@@ -24,7 +24,7 @@ NEEDS = {
     "report": "report",
     "recipe verify": "profile",
 }
-"""By command, the extra without which it does no work. All others run with the base alone."""
+"""The extra without which each of these commands does no work. All others run with the base alone."""
 
 
 def require(extra: str, what: str) -> None:

@@ -1,7 +1,8 @@
-"""Hides passwords and keys in what is shown or stored: people share run files, pages and screens.
+"""Hides keys in what is shown or stored (`***`): people share run files, pages and screens. Three kinds are hidden:
 
-Hidden are shapes of keys (SHAPES), what vLLM itself hides (VLLM_HIDES), and keys that this call was given (Secrets).
-A text is searched as a value, before it becomes JSON or HTML. Numbers, booleans, null and names of fields stay.
+what this call was given (Secrets); what begins as known keys do (BEGINS); what stands where a key stands: after a name
+that ends in key, token, secret or password (_value), before a URL's host and after its `?` (_address).
+Texts are searched before they become JSON or HTML. JSON's own syntax, figures and names of fields stay.
 """
 
 from __future__ import annotations
@@ -18,107 +19,65 @@ from kvtune.base.bounded import decode_json
 HIDDEN = "***"
 VLLM_HIDES = ("api-key", "hf-token", "watermark-config")
 """Flags that vLLM itself keeps out of its log. A test compares them with the installed vLLM."""
-HEADER = "header"
-"""The flag of `watch`, `record` and `tap` whose value may be a key; it takes one word, whatever that is."""
-KEYS = (*VLLM_HIDES, HEADER)
-TAKE_ONE = ("api-key", HEADER)
-"""The word after one of these is its value, also if it begins as a flag does."""
 VARIABLES = ("KVTUNE_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""Variables of the environment that hold a secret."""
 SHORTEST = 8
 """Shorter values are not searched for: they occur in every text."""
-ORDINARY = (
-    *("accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-type", "host"),
-    *("origin", "referer", "traceparent", "tracestate", "user-agent", "x-request-id", "x-session-id"),
+ORDINARY = re.compile(
+    "(?i:accept(-encoding|-language)?|cache-control|connection|content-type|host|origin|referer|trace(parent|state)"
+    "|user-agent|x-(request|session)-id)"
 )
 """Headers whose value is no secret."""
-NAME = (
-    r"(?>(?i:[\w.-]*(?:secret|passw|passphrase|credential|(?:api|access|private|account)[_-]?key)[\w.-]*+"
-    r"|[\w.-]*(?:hf|hub|access|auth|refresh|bearer|api|security|session[_-]|id[_-])[_-]?token(?![\w.-]))"
-    r"|[\w.-]*(?:pwd|PGPASS)(?![\w.-])|[A-Z][A-Z0-9]*_(?:[A-Z0-9]+_)*(?:TOKEN|KEY|AUTH|PASSWORD)(?![\w.-]))"
+SENTENCE = r"(?:[a-z]{1,3}|token|wrong|missing|invalid|required)(?=[.,:;!?)'\"`]*(?:\s|\Z))"
+"""How a sentence about a key goes on."""
+NO_KEY = r"(?:[A-Z_]*KEY|TOKEN|VALUE|NAME|FILE)(?=[\s.,:;!?)'\"`]|\Z)|\.\."
+"""What a text writes in place of a key."""
+BEGINS = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<key>(?s:.+?))(?=-----END|\Z)",
+    r"(?<![\w-])(?P<key>sk-[\w-]{8,}|(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|nvapi-)[\w-]{8,}|A[KS]IA[A-Z0-9]{8,}"
+    r"|AIza[\w-]{30,}|hf_(?=[a-zA-Z]*\d|[a-zA-Z]{16})[a-zA-Z0-9]{8,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)+)",
+    rf"(?<![\w-])(?i:bearer)\s++(?!{NO_KEY}|{SENTENCE})\\*['\"]?+(?P<key>(?<=\")[^\"\n\\]++|(?<=')[^'\n\\]++|[^\s'\"\\]++)",
+    r"(?<![\w-])[Bb]asic\s++\\*['\"]?+(?P<key>(?=\S*[\d=+/]|\S*[a-z][A-Z])[\w+/=-]{8,}|(?<=['\"])[^'\"\n\\]++)",
+    r"(?<![\w@/.:=,+-])(?P<key>[A-Za-z][\w.+-]*+:[^\s:@/,='\"]++)(?=@[\w\[])",  # USER:PASSWORD@HOST
 )
-"""A name whose value is a secret, wherever it stands."""
-FIELD = r"(?>(?i:(?:[\w.-]*[_.-])?(?:key|token|auth|sas|sig|authorization|cookie))|[\w.-]*[a-z](?:Key|Token))(?![\w.-])"
-"""A name whose text is a secret in a setting of vLLM. Elsewhere, figures of kvtune have such names, too."""
-OF_TEXT = r"(?i:(?:[\w.-]*[_.-])?(?:eos|bos|pad|unk|sep|cls|mask|image|audio|video|first|last)[_-]?token)"
-"""Fields of a model's tokens."""
-IS = r"\\{0,4}['\"]?\s*+[:=]\s*+"
-END = r"\\?(?:\Z|(?=\n))"
-QUOTED = (
-    rf"\"(?:[^\"\\\n]|\\[^\n])*+(?:\"|{END})|'(?:[^'\\\n]|\\[^\n])*+(?:'|{END})"
-    rf"|\\{{1,4}}[\"'](?:(?!\\{{1,4}}[\"'])[^\n])*+(?:\\{{1,4}}[\"']|{END})"
+SURE = re.compile(
+    "(?i:secret|passw|passphrase|credential|(api|access|private|account)key|(authorization|cookie|sig|signature)$"
+    "|(hf|hub|access|auth|refresh|bearer|api|security|session|id)token$)|pwd$|PGPASS$"
 )
-"""A text in quotes, which may be escaped, and may be cut off."""
-LIST = r"\[[^\[\]\n]*+\]"
-WORD = r"[^\s,;&'\"}\])]++"
-SAID = (
-    r"(?!(?:[A-Z_]*KEY|TOKEN|VALUE|NAME|FILE|to|is|a|an|the|of|or|and|for|from|in|not|no|was|with|"
-    r"has|as|if|that|by|on|at|set|only|wrong|missing|required|invalid|incorrect|empty|too|needed|given|it|its|this|your|"
-    r"auth|authentication|tokens?|keys?|header|scheme)(?=[\s.,:;!?)'\"`]|\Z)|\.\.)"
+"""A name that has one of these, without - and _, says that its value is a key, whatever that is."""
+VARIABLE = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
+MAYBE = re.compile(r"(?i:(.*[_.-])?(key|token|auth|sas))|.*[a-z](Key|Token)")
+"""Figures have such names, too: the value is a key if it is in quotes or looks drawn, or if the name is a VARIABLE."""
+OF_TEXT = re.compile(r"(?i)(.*[_.-])?(eos|bos|pad|unk|sep|cls|mask|image|audio|video|first|last)[_-]?token")
+"""Names of a model's tokens."""
+NAMED = re.compile(
+    r"(?<![\w.-])((?:(?i:api|access|private|auth|hf|secret) (?i:(?=key|token)))?"
+    r"(?=[\w.-]*(?i:key|token|secret|pass|cred|pwd|auth|sas|sig|cookie))[\w.-]++)"
+    r"(\\{0,4}['\"])?(?:(?: provided)?(\s*+[:=]\s*+)|(\s++(?:is|was)\s++)|[ \t]++)"
 )
-"""Not a word of a sentence, nor one that stands for a value."""
-DATABASE = r"(?i:(?:postgres(?:ql)?|mysql|mariadb|oracle|mssql|sqlite)(?:\+\w+)?://)"
-"""URLs of these keep the user's name: kvtune shows where a study is."""
+"""A name, the quote that ends it, and what leads to its value: a sign, a verb, or a blank."""
+ENDS = r"\"(?!\s*+(?:[,:}\]]|\Z))"
+"""A quote that ends no text of JSON."""
+HTTP = r"(?:(?i:bearer|basic|token)\s++)?+"
+QUOTED = re.compile(
+    rf"(?P<quote>(?P<inner>\\{{1,4}}|(?='))?[\"'])(?P<key>(?:(?!(?P=quote))(?(inner)(?=[^\"]|{ENDS}))\\?[^\n])*+)"
+)
+LISTED = re.compile(r"\[[\[\s]*\\*['\"]")
+NESTED = re.compile(r"(\\{0,4}[\"'])(?:(?!\1)\\?[^\n])*+(?:\1)?|[\[\]{}]")
+"""What tells where a list or an object ends."""
+MOST_NESTED = 1 << 10
+LINE = re.compile(rf"{HTTP}(?P<key>(?:\\.|=\"[^\"\n]*+\"|[^\n\"\\]|{ENDS})++)")
+WORD = re.compile(rf"{HTTP}(?P<key>(?:[^\s'\"\\]|\\(?![\"']))++)")
+FIELD = re.compile(r"(?P<key>[^\s,'\"}\]\\]++)")
+JSON = re.compile(r"(?:-?\d[\d.eE+-]*|true|false|null|None|True|False)(?=[\s,}\]]|\Z)|[\[{]")
+DRAWN = re.compile(r"(?P<key>(?=[\w+/~-]*\d)(?=[\w+/~-]*[A-Za-z])[\w+/~-]{12,}+={0,2})(?![\w.])")
 SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*+://"
-URL = r"[^\s'\"<>]*"
-SHAPES = tuple(
-    (words.split(), pattern)
-    for words, pattern in (
-        # a URL's text before its host and after it; all of it if an @ leaves open which is which
-        (
-            "://",
-            rf"(?<![\w+.-])(?:{SCHEME}([^\s'\"<>?#]*+[?#]{URL}@{URL}|[^\s'\"<>:/]*+/[^\s'\"<>:]*+:{URL}@{URL})"
-            rf"|{DATABASE}(?:[^\s'\"<>:/]*:({URL})@)?|{SCHEME}(?:({URL})@)?)[^\s'\"<>?#]*+(?:[?#]([^\s'\"<>]+))?",
-        ),
-        ("@", r"(?<![\w@/.:=,-])([A-Za-z][\w.+-]*+:[^\s:@/,='\"]++)@(?=[\w\[])"),
-        # keys that say by their first letters what they are
-        ("private", r"-----BEGIN [A-Z ]*PRIVATE KEY-----((?s:.*?))(?:-----END|\Z)"),
-        (
-            "sk- gh glpat- xox nvapi- akia asia aiza hf_ eyj",
-            r"(?<![\w-])(sk-[\w-]{8,}|(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|nvapi-)[\w-]{8,}|A[KS]IA[A-Z0-9]{8,}"
-            r"|AIza[\w-]{30,}|hf_(?=[a-zA-Z]*\d)[a-zA-Z0-9]{8,}|hf_[a-zA-Z]{16,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)+)",
-        ),
-        # headers
-        (
-            "authorization cookie",
-            rf"(?i)(?<![\w-])(?:proxy-)?(?:authorization|(?:set-)?cookie){IS}(?:(?:bearer|basic|token)\s++)?+{SAID}"
-            rf"({QUOTED}|[^\n]+)",
-        ),
-        ("bearer", rf"(?i)(?<![\w-])bearer\s++{SAID}({QUOTED}|{WORD})"),
-        ("basic", rf"(?<![\w-])[Bb]asic\s++({QUOTED}|(?=\S*[\d=+/]|\S*[a-z][A-Z])[\w+/=-]{{8,}})"),
-        # a name and its value
-        (
-            "secret pass cred key token pwd auth sas",
-            rf"(?<![\w.-])(?=[\w.-]++{IS})(?:{NAME}{IS}{SAID}({QUOTED}|{LIST}|(?<=: )[^\n,;&'\"}}\])]++|{WORD})"
-            rf"|(?i:key|token|auth){IS}({QUOTED}|\[(?=['\"])[^\[\]\n]*+\])"
-            rf"|{FIELD}{IS}((?=[\w+/~-]*\d)(?=[\w+/~-]*[A-Za-z])[\w+/~-]{{12,}}+={{0,2}})(?![\w.]))",
-        ),
-        (
-            "sig= signature= ?",
-            r"(?i)(?<![\w-])(?:sig|x-\w+-signature|(?<=[?&])[\w.-]*(?:key|token|auth|sas))=([^\s&'\"]+)",
-        ),
-        (
-            "-- _",
-            rf"(?<![\w.-])(?:--|(?=[A-Z][A-Z0-9]*_[A-Z0-9_]+(?![\w.-]))){NAME}[ \t]++{SAID}"
-            rf"({QUOTED}|[\w+/][^\s,;'\"]*)",
-        ),
-        (
-            "pass key secret",
-            r"(?i)(?<![\w-])(?:password|passphrase|passwd|api[ _-]?key|secret(?: key)?|(?:access|api|hf) token)"
-            rf"(?:\s+(?:is|was)\s++|(?: provided)?{IS}){SAID}({QUOTED}|[^\s,;'\"]+)",
-        ),
-    )
+URL = re.compile(rf"(?<![\w+.-])({SCHEME})([^\s'\"<>]*)")
+DATABASE = re.compile(r"(?i)(?:postgres(?:ql)?|mysql|mariadb|oracle|mssql|sqlite)(?:\+\w+)?://")
+"""URLs of these keep the user's name: kvtune shows where a study is."""
+ADDRESS = re.compile(
+    rf"(?s)(\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|~|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?)(.*)"
 )
-"""What a key looks like, wherever it stands: words, one of which is in the text; a pattern, whose groups are hidden."""
-NO_ADDRESS = (
-    rf"(?s)\A\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|~|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?"
-)
-ADDRESSES = tuple(
-    ([word], NO_ADDRESS + pattern)
-    for word, pattern in (("?", r"([^?]*\?.*@.*)"), ("@", r"([^?]*:[^?]*)@"), ("?", r"[^?]*\?(.*=.*)"))
-)
-"""The same of a word that is an address without its scheme, and no path of a file or a load."""
-QUOTE = re.compile(r"(?:\\*['\"])?")
+"""A word that may be an address without its scheme: no path of a file, and no load."""
 FLAG = re.compile(r"-[a-z]{1,3}|--[a-z][a-z0-9]*([-_.][a-z0-9]+)*(=.*)?", re.S)
 
 Hide = Callable[[str], str]
@@ -137,15 +96,17 @@ class Secrets:
     @classmethod
     def given(cls, words: Sequence[str], environment: Mapping[str, str]) -> Secrets:
         """Return those of a command line and of VARIABLES."""
-        values = [environment.get(name, "") for name in VARIABLES]
+        keys = [environment.get(name, "") for name in VARIABLES]
 
         def hide(text: str) -> str:
             parts = (part.partition("=")[2] for part in re.split("[?&;#]", text))
-            values.extend((text, text.partition(":")[2], *parts))
+            name, _, value = text.partition(":")
+            header = _of_header(name if value[:1] == " " else "", value.strip())
+            keys.extend((text, *header, *parts))
             return HIDDEN
 
-        _without(words, hide)
-        return cls(values)
+        list(_line(words, hide))
+        return cls(keys)
 
     @classmethod
     def of_headers(cls, headers: Mapping[str, str]) -> Secrets:
@@ -156,7 +117,7 @@ class Secrets:
 
 
 NONE = Secrets()
-_call: ContextVar[Secrets | None] = ContextVar("secrets", default=None)
+_call: ContextVar[Secrets] = ContextVar("secrets", default=NONE)
 
 
 @contextlib.contextmanager
@@ -171,7 +132,7 @@ def holding(secrets: Secrets) -> Iterator[None]:
 
 def held() -> Secrets:
     """Return the secrets of this call."""
-    return _call.get() or NONE
+    return _call.get()
 
 
 def masked_text(text: str) -> str:
@@ -186,7 +147,7 @@ def masked_value(value: Any, fields: bool = False) -> Any:
 
 def without_secrets(words: Sequence[str]) -> list[str]:
     """Return a command line with its secrets hidden."""
-    return [held().hide(word) for word in _without(words, _hide)]
+    return [held().hide(word) for word in _line(words, _hide)]
 
 
 def without_password(url: str) -> str:
@@ -198,94 +159,129 @@ def _hide(text: str) -> str:
     return HIDDEN
 
 
-def _text(text: str, hide: Hide, shapes: Sequence[tuple[list[str], str]] = SHAPES) -> str:
-    def shown(match: re.Match[str]) -> str:
-        parts, end = [], match.start()
-        for number in range(1, len(match.groups()) + 1):
-            if match[number]:
-                quote = QUOTE.match(match[number])[0]  # type: ignore[index]
-                parts += [
-                    text[end : match.start(number)],
-                    quote,
-                    hide(match[number].strip(quote or None)),
-                    quote,
-                ]
-                end = match.end(number)
-        return "".join((*parts, text[end : match.end()]))
-
-    low = text.lower()
-    for words, shape in shapes:
-        if any(word in low for word in words):
-            text = re.sub(shape, shown, text)  # compiled when the first text asks for it
-    return text
+def _text(text: str, hide: Hide) -> str:
+    text = URL.sub(lambda url: _address(url[1], url[2], hide), text)
+    for pattern in BEGINS:
+        text = re.sub(pattern, lambda match: match[0].removesuffix(match["key"]) + hide(match["key"]), text)
+    shown, copied, start = list[str](), 0, 0
+    while match := NAMED.search(text, start):
+        value = _value(text, match)
+        if value:
+            begin, end, quote = value
+            shown += [text[copied:begin], quote, hide(text[begin:end].strip("\\'\" ")), quote]
+            copied = start = end
+        else:
+            start = match.start() + (match[1].find(" ") + 1 or len(match[1]))
+    return "".join((*shown, text[copied:]))
 
 
-def _without(words: Sequence[str], hide: Hide) -> list[str]:
-    kept: list[str] = []
+def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
+    """Return what is hidden after a name: from where to where, and the quotes that it gets."""
+    (name, quote, sign, verb), begin = match.groups(""), match.end()
+    parameter = text.endswith(("?", "&"), 0, match.start()) and re.search("(?i:key|token|auth|sas)$", name)
+    sure = bool(parameter) or _is_key(name, sure=True)
+    leads = sign or name.startswith("--") or (sure and (verb or VARIABLE.fullmatch(name)))
+    stays = re.compile(rf"{HTTP}(?:{NO_KEY})" if sign else rf"{NO_KEY}|{SENTENCE}").match(text, begin)
+    if stays or not leads or not (sure or _is_key(name)):
+        return None
+    inner = None if sign else NAMED.match(text, begin)
+    if inner and inner[3] and _value(text, inner):  # `--secret key="..."`: what follows `key=`
+        return None
+    if value := QUOTED.match(text, begin):
+        return *value.span("key"), ""
+    if LISTED.match(text, begin) or (sure and text.startswith(("[", "{"), begin)):
+        return begin, _end(text, begin), quote
+    if quote and JSON.match(text, begin):
+        return None
+    pattern = DRAWN if sign and not sure else FIELD if quote else LINE if ":" in sign else WORD
+    value = pattern.match(text, begin)
+    return value and (*value.span("key"), quote)
+
+
+def _end(text: str, begin: int) -> int:
+    """Return where the list or object that begins there ends; the line's end if it is cut off, or long."""
+    depth = 0
+    for part in NESTED.finditer(text, begin, begin + MOST_NESTED):
+        depth += (part[0] in "[{") - (part[0] in "]}")
+        if depth == 0:
+            return part.end()
+    line = text.find("\n", begin)
+    return len(text) if line < 0 else line
+
+
+def _is_key(name: str, *, sure: bool = False) -> bool:
+    """Whether a name is a key's; `sure`: and never a figure's."""
+    name = name.lstrip("-")
+    maybe = MAYBE.fullmatch(name) is not None and OF_TEXT.fullmatch(name) is None
+    if SURE.search(re.sub("[-_ ]", "", name)) or (maybe and VARIABLE.fullmatch(name)):
+        return True
+    return maybe and not sure
+
+
+def _address(scheme: str, rest: str, hide: Hide) -> str:
+    head, sign, query = re.match(r"(?s)([^?#]*)([?#]?)(.*)", rest).groups()  # type: ignore[union-attr]
+    if "@" in query:  # does the user's part go on, or is it the query's?
+        return f"{scheme}{hide(rest)}"
+    user, _, host = head.rpartition("@")
+    name, colon, password = user.partition(":") if DATABASE.fullmatch(scheme) else ("", "", user)
+    host = f"{name}{colon}{password and hide(password)}@{host}" if "@" in head else host
+    return f"{scheme}{host}{sign}{query and hide(query)}"
+
+
+def _line(words: Sequence[str], hide: Hide) -> Iterator[str]:
+    """Yield the words of a command line. After a secret's flag all are hidden to the next flag, after --header one."""
     key, first = "", False
     for word in words:
         name, equals, value = word.partition("=")
-        if key and ((first and key in TAKE_ONE) or not FLAG.fullmatch(word)):
-            kept.append(_of_key(key, word, hide))
-            key, first = "" if key == HEADER else key, False
+        # After --api-key and --header comes a value, also if it begins as a flag does.
+        if key and ((first and key in ("api-key", "header")) or not FLAG.fullmatch(word)):
+            yield hide(word)
+            key, first = "" if key == "header" else key, False
             continue
         key, first = _key(name), True
         if equals and word.startswith("--"):
-            kept.append(f"{name}={_of_key(key, value, hide) if key else _word(value, hide)}")
+            yield f"{name}={hide(value) if key else _word(value, hide)}"
             key = ""
         else:
-            kept.append(word if FLAG.fullmatch(word) else _word(word, hide))
-    return kept
+            yield word if FLAG.fullmatch(word) else _word(word, hide)
 
 
 def _key(name: str) -> str:
     """Return the secret flag that a word names, also cut short, as vLLM's parser allows; "" for another word."""
-    if not name.startswith("--") or len(name) < 4:
-        return ""
-    plain = name[2:].replace("_", "-")
-    short = next((key for key in KEYS if key.startswith(plain) and plain != "watermark"), "")
-    return short or (plain if _is_key(plain) else "")
-
-
-def _of_key(key: str, value: str, hide: Hide) -> str:
-    name, _, text = value.partition(":")
-    for secret in _of_header(name.strip(), text.strip()) if key == HEADER else (value,):
-        hide(secret)
-    return HIDDEN
+    plain = name[2:].replace("_", "-") if name.startswith("--") and len(name) > 3 else ""
+    if plain not in ("", "watermark"):
+        plain = next((key for key in (*VLLM_HIDES, "header") if key.startswith(plain)), plain)
+    return plain if plain in (*VLLM_HIDES, "header") or _is_key(plain) else ""
 
 
 def _of_header(name: str, value: str) -> tuple[str, ...]:
     """Return the secrets of a header: its value, and what follows `Bearer` or `Basic`."""
     scheme, _, key = value.partition(" ")
-    if name.lower() in ORDINARY:
+    if ORDINARY.fullmatch(name):
         return ()
     return (value, key) if scheme.lower() in ("bearer", "basic") else (value,)
 
 
 def _word(word: str, hide: Hide) -> str:
-    """Hide the secrets of a word of a command line: JSON fields, URLs with and without scheme, and shapes."""
-    name, equals, value = word.partition("=")
-    if equals and value.lstrip()[:1] in ("{", "[") and re.fullmatch(r"[\w.-]+", name):
-        return f"{name}={_word(value, hide)}"
-    if word.lstrip()[:1] in ("{", "["):
+    """Hide the secrets of a word of a command line, also in JSON that stands alone or after `NAME=`."""
+    name, given = re.match(r"(?s)([\w.-]+=)?(.*)", word).groups("")  # type: ignore[union-attr]
+    if given.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
-            given = decode_json(word)
-            shown = _values(given, lambda text: _word(text, hide), hide)
-            return word if shown == given else json.dumps(shown, separators=(",", ":"))
-    return _text(word, hide, (*ADDRESSES, *SHAPES))
+            value = decode_json(given)
+            shown = _values(value, lambda text: _word(text, hide), hide)
+            return word if shown == value else f"{name}{json.dumps(shown, separators=(',', ':'))}"
+    if match := ADDRESS.fullmatch(word):
+        head, _, query = match[2].partition("?")
+        if ":" in head.rpartition("@")[0] or "=" in query or "@" in query:
+            word = f"{match[1]}{_address('', match[2], hide)}"
+    return _text(word, hide)
 
 
 def _values(value: Any, text: Hide, hide: Hide | None = None, key: bool = False) -> Any:
-    """Return the value with its texts as `text` gives them. `hide`: does it to fields whose name is a FIELD's."""
+    """Return the value with its texts as `text` gives them. `hide`: does it to fields whose name is a key's."""
     if isinstance(value, str):
         return hide(value) if key and hide else text(value)
     if isinstance(value, Mapping):
-        return {
-            name: _values(value[name], text, hide, key or (hide is not None and _is_key(name)))
-            for name in value
-        }
+        under = {name: key or (hide is not None and _is_key(name)) for name in value}
+        return {name: _values(inner, text, hide, under[name]) for name, inner in value.items()}
     return [_values(inner, text, hide, key) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _is_key(name: str) -> bool:
-    return re.fullmatch(f"{NAME}|{FIELD}", name) is not None and re.fullmatch(OF_TEXT, name) is None

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from kvtune.base.errors import UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Query, When, option
+from kvtune.cli.query import Query, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsQuery(Query):
     workload: options.Workload = ""
-    trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
-    model: str = option(
-        "",
-        "--model",
-        "A built-in model or a folder with config.json: adds the memory of each pool size, and says "
-        "where the model's bounds are looser than exact.",
-    )
-    pools: str = option(
-        "",
-        "--pools",
-        "Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything, halved repeatedly.",
-    )
-    tier: str = option(
-        "",
-        "--tier",
-        "Sizes of a tier of host memory, as multiples of each pool: 1x,2x,4x,8x. Adds what an "
-        "inclusive tier (vLLM's) and an exclusive one would hit.",
-    )
-    block_size: int = option(16, "--block-size", "Tokens per block.", min=1)
+    trace: options.Trace = None
+    model: str = option("")("""A built-in model or a folder with config.json: adds the memory of each pool
+        size, and says where the model's bounds are looser than exact.""")
+    pools: str = option("")("""Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything,
+        halved repeatedly.""")
+    tier: str = option("")("""Sizes of a tier of host memory, as multiples of each pool: 1x,2x,4x,8x. Adds
+        what an inclusive tier (vLLM's) and an exclusive one would hit.""")
+    block_size: int = option(16, min=1)("Tokens per block.")
     seed: options.Seed = 0
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     page: options.Page = None
 
 

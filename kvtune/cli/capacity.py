@@ -5,75 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from kvtune.base.errors import UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When, option
+from kvtune.cli.query import Flags, Lab, Query, When, either, option
 
 if TYPE_CHECKING:
     from kvtune.lab.device.cost import StepCost
     from kvtune.lab.setup.setup import Setup
+REPLAYED = When("the engine that is replayed", "platform cost")
+TIMED = either("a limit of times, and step times are not known", "like cost")
+SHARED = When("how several engines share a load", replicas_up_to=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityQuery(Query):
     model: options.Model
     workload: options.Workload = ""
-    like: Path | None = option(
-        None,
-        "--like RUN",
-        "Take KV specs, pool and step times from this run file's engine.",
-        When("the engine that is replayed", "platform cost"),
-        parser=options.run_path,
-    )
+    like: Path | None = option(None, "RUN", REPLAYED, parser=options.run_path)("""Take KV specs, pool and
+        step times from this run file's engine.""")
     platform: Annotated[options.LikeDevice, When("the device that is simulated", like=False)] = None
-    cost: str = option(
-        "",
-        "--cost TIMES",
-        "Step times where no run has them, in ms: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
-        "step, of a running request).",
-        When("the step times of an engine without a run", like=False),
-    )
-    keep: str = option("90%", "--keep SHARE", "The share of an infinite cache's hits that must remain.")
-    slo: str = option(
-        "",
-        "--slo",
-        "Latency limits in ms that nine of ten requests must meet: ttft=2000,tpot=80. Needs step times.",
-        When("a limit of times, and step times are not known", like=True),
-        When("a limit of times, and step times are not known", cost=True),
-    )
-    sessions: int = option(
-        0, "--sessions", "Replay this number and what moves it; 0: search the number.", min=0
-    )
-    seeds: int = option(3, "--seeds", "Seeds of the exact replays.", min=1, max=64)
-    remedies: Annotated[
-        bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
-    ] = True
-    replicas_up_to: int | None = option(
-        None,
-        "--replicas-up-to MOST",
-        "Say how many engines like this one the load needs, of 1 to this many: a log at its own times, or "
-        "with --sessions N, N at once.",
-        min=2,
-        max=64,
-    )
-    router: Literal["round-robin", "session", "least-busy", "prefix"] = option(
-        "least-busy",
-        "--router",
-        "Which of the replicas gets a request, as in `kvtune profile --on sim`.",
-        When("how several engines share a load", replicas_up_to=True),
-    )
-    recipe: str = option(
-        "", "--recipe", "Replay this recipe's settings: a file, or a name that `kvtune recipe list` shows."
-    )
+    cost: str = option("", "TIMES", When("the step times of an engine without a run", like=False))("""Step
+        times where no run has them, in ms: token=0.07,step=15,decode=0.06 (of a prompt token, of a step, of a
+        running request).""")
+    keep: str = option("90%", "SHARE")("The share of an infinite cache's hits that must remain.")
+    slo: str = option("", *TIMED)("""Latency limits in ms that nine of ten requests must meet:
+        ttft=2000,tpot=80. Needs step times.""")
+    sessions: int = option(0, min=0)("Replay this number and what moves it; 0: search the number.")
+    seeds: int = option(3, min=1, max=64)("Seeds of the exact replays.")
+    remedies: bool = option(True, "--remedies/--no-remedies")("Replay what may move the answer.")
+    replicas_up_to: int | None = option(None, "MOST", min=2, max=64)("""Say how many engines like this one
+        the load needs, of 1 to this many: a log at its own times, or with --sessions N, N at once.""")
+    router: options.Router = option("least-busy", SHARED)("""Which of the replicas gets a request, as
+        in `kvtune profile --on sim`.""")
+    recipe: str = option("")("""Replay this recipe's settings: a file, or a name that `kvtune recipe list`
+        shows.""")
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
     page: options.Page = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     flags: Flags = ()
 
 

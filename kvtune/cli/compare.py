@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvtune.cli import options
 from kvtune.cli.notices import always
-from kvtune.cli.query import Query, When, option
+from kvtune.cli.query import Query, argument, either, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareQuery(Query):
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Run files, or `last`, `last~1` ..; the others are compared with the first.",
-            parser=options.run_path,
-            metavar="RUNS...",
-        ),
-    ]
-    fail_on: str = option("", "--fail-on", "Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
-    trace: Annotated[
-        options.RunTrace,
-        When("for the causes of misses", json=True),
-        When("for the causes of misses", fail_on=True),
-    ] = None
+    runs: list[Path] = argument(MISSING, "RUNS...", parser=options.run_path)("""Run files, or `last`, `last~1`
+        ..; the others are compared with the first.""")
+    fail_on: str = option("")("Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
+    trace: Annotated[options.RunTrace, *either("for the causes of misses", "json fail_on")] = None
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     page: options.Page = None
-    anyway: bool = option(
-        False,
-        "--anyway",
-        "Compare although model, workload, versions or device differ; "
-        "let --fail-on judge times of one run a side.",
-    )
+    anyway: bool = option(False)("""Compare although model, workload, versions or device differ; let
+        --fail-on judge times of one run a side.""")
 
 
 def compare(query: CompareQuery) -> int:

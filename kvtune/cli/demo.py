@@ -6,14 +6,11 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from kvtune.base.commands import command
 from kvtune.base.errors import UsageError
 from kvtune.base.extras import EXTRAS
-from kvtune.cli.query import Lab, Query
+from kvtune.cli.query import Lab, Query, argument
 
 SHIPPED = Path(__file__).parent / "demo_files"
 LOG, RUN, LINES = "agent.jsonl", "agent.kvrun", "tap.txt"
@@ -22,9 +19,8 @@ LOG, RUN, LINES = "agent.jsonl", "agent.kvrun", "tap.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class DemoQuery(Query):
-    folder: Annotated[
-        Path, typer.Argument(help="A new folder for the files that the commands read.", metavar="FOLDER")
-    ] = Path("kvtune-demo")
+    folder: Path = argument(Path("kvtune-demo"), "FOLDER")("""A new folder for the files that the commands
+        read.""")
 
 
 def demo(query: DemoQuery, lab: Lab) -> int:

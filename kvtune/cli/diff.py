@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When, option
+from kvtune.cli.query import Flags, Lab, Query, When, argument, option
 
 if TYPE_CHECKING:
     from kvtune.data.platforms import Platform
 
-SIDE = "A version of vLLM, which is installed once; the folder of an environment; or a checkout of vLLM."
+
+REPLAYED = When("a load of MODEL, which both versions' schedulers get", model=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffQuery(Query):
-    old: Annotated[str, typer.Argument(help=SIDE, metavar="OLD")]
-    new: Annotated[str, typer.Argument(help="Another.", metavar="NEW")]
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A built-in model, a folder with config.json, or a name on the hub. Default: the shapes of "
-            "reports/evidence/models.md."
-        ),
-        When("one model", models=False),
-    ] = None
-    models: Path | None = option(
-        None, "--models FILE", "A file with a model a line.", When("a list of models", model=False)
-    )
-    workload: Annotated[
-        options.Workload, When("a load of MODEL, which both versions' schedulers get", model=True)
-    ] = ""
+    old: str = argument(MISSING, "OLD")("""A version of vLLM, which is installed once; the folder of an
+        environment; or a checkout of vLLM.""")
+    new: str = argument(MISSING, "NEW")("Another.")
+    model: str | None = argument(None, When("one model", models=False))("""A built-in model, a folder with
+        config.json, or a name on the hub. Default: the shapes of reports/evidence/models.md.""")
+    models: Path | None = option(None, "FILE", When("a list of models", model=False))("""A file with a model
+        a line.""")
+    workload: Annotated[options.Workload, REPLAYED] = ""
     seed: Annotated[options.Seed, When("of the load", workload=True)] = 0
     platform: options.LikeDevice = None
-    fail_on: str = option(
-        "",
-        "--fail-on",
-        "Exit 1 if this holds for a model: 'hits < -2 points', 'pool_tokens < -5 %', 'gone > 0'.",
-    )
+    fail_on: str = option("")("""Exit 1 if this holds for a model: 'hits < -2 points', 'pool_tokens < -5 %',
+        'gone > 0'.""")
     page: options.Page = None
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     flags: Flags = ()
 
 

@@ -6,43 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When, option
+from kvtune.cli.query import Flags, Lab, Query, When, argument, option
 from kvtune.data.run.output import OUTPUT_VARIABLE, REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorQuery(Query):
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights."
-        ),
-    ] = None
-    workload: str = option(
-        "",
-        "-w,--workload",
-        "Weigh the block layouts of a model with recurrent states for this workload.",
-        When("for the layouts of a MODEL", model=True),
-    )
-    fail_on: Literal["note", "warning", "error"] = option(
-        "error", "--fail-on", "Exit 1 from this level on: note, warning or error."
-    )
-    output: Path = option(
-        REPORTS, "-o,--output", "Folder whose free space and permissions are checked.", envvar=OUTPUT_VARIABLE
-    )
-    vllm: bool = option(
-        False,
-        "--vllm",
-        "Ask vLLM about MODEL, and replay when a shared prefix hits. Without it arithmetic answers where it "
-        "can: for a family that it knows, without -w, flags and a GPU's --like-device.",
-        When("for what vLLM says of a MODEL", model=True),
-    )
+    model: str | None = argument(None)("""A built-in model, a folder with config.json, or a name on the hub.
+        Needs no weights.""")
+    workload: str = option("", "-w,--workload", When("for the layouts of a MODEL", model=True))("""Weigh the
+        block layouts of a model with recurrent states for this workload.""")
+    fail_on: Literal["note", "warning", "error"] = option("error")("""Exit 1 from this level on: note,
+        warning or error.""")
+    output: Path = option(REPORTS, "-o,--output", envvar=OUTPUT_VARIABLE)("""Folder whose free space and
+        permissions are checked.""")
+    vllm: bool = option(False, When("for what vLLM says of a MODEL", model=True))("""Ask vLLM about MODEL,
+        and replay when a shared prefix hits. Without it arithmetic answers where it can: for a family that it
+        knows, without -w, flags and a GPU's --like-device.""")
     platform: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = None
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     page: options.Page = None
     flags: Annotated[Flags, When("for a MODEL", model=True)] = ()
 

@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from kvtune.base.commands import command
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Lab, Query, When, option
+from kvtune.cli.query import Lab, Query, When, option
 from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ REPLAYED, LOG = ("run", "log"), "log"
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainQuery(Query):
-    FACTS: ClassVar[Facts] = {
+    FACTS = {
         "of": {
             "run": "the run of an engine or a simulator",
             "log": "--trace LOG, a log of requests",
@@ -34,24 +34,16 @@ class ExplainQuery(Query):
 
     run: options.RunFile
     tries: Annotated[options.Tries, When("how many other settings are replayed", of=REPLAYED)] = 4
-    save: bool = option(
-        False,
-        "--save",
-        "Store causes and remedies in the run file; its summary and page show them.",
-        When("for the causes that a replay finds", of=REPLAYED),
-    )
+    save: bool = option(False, When("for the causes that a replay finds", of=REPLAYED))("""Store causes and
+        remedies in the run file; its summary and page show them.""")
     trace: options.RunTrace = None
-    model: str = option(
-        "",
-        "--model MODEL",
-        "The model of RUN, where the replay needs it.",
-        When("the model that is replayed", of=REPLAYED),
-    )
+    model: str = option("", "MODEL", When("the model that is replayed", of=REPLAYED))("""The model of RUN,
+        where the replay needs it.""")
     tokenizer: Annotated[options.Tokenizer, When("what reads a log's text", of=LOG)] = ""
     with_text: Annotated[options.WithText, When("for the texts of a log's prompts", of=LOG)] = False
     trust: Annotated[options.Trust, When("for what a replay takes from the file", of=REPLAYED)] = False
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     page: options.Page = None
 
 

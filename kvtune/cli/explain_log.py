@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from kvtune.base.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Flags, Lab, Query, When, option
+from kvtune.cli.query import Flags, Lab, Query, When, argument, either, option
 
 if TYPE_CHECKING:
     from kvtune.answers.explain.explanation import Explanation
@@ -24,65 +22,39 @@ if TYPE_CHECKING:
     from kvtune.requests.types import Workload
 
 REPLAYED = "text_only bounds_only"
+OF_MODEL = (
+    When("the model whose cache is replayed, and its tokenizer", "text_only bounds_only"),
+    When("the model whose tokenizer reads the text", "text_only tokenizer", reader="options"),
+)
+OF_TEXT = When("what reads the text", text_only=False, reader="options")
+PASSED = either("for the texts that are passed on", "json md page output")
+OF_TOKENS = When("for tokens, and bytes are not replayed at all", text_only=False)
+OF_REPLAY = When("the run file of a replay", REPLAYED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainLogQuery(Query):
-    FACTS: ClassVar[Facts] = {"reader": {"options": "a LOG that names no tokenizer"}}
+    FACTS = {"reader": {"options": "a LOG that names no tokenizer"}}
 
-    log: Annotated[
-        str,
-        typer.Argument(
-            help="A log of requests (docs/logs.md); FILE, or FILE,KEY=VALUE,.. with keys of the workload "
-            "`requests`.",
-            metavar="LOG",
-        ),
-    ]
-    model: str = option(
-        "",
-        "--model MODEL",
-        "The model whose cache the log is replayed with.",
-        When("the model whose cache is replayed, and its tokenizer", "text_only bounds_only"),
-        When("the model whose tokenizer reads the text", "text_only tokenizer", reader="options"),
-    )
-    tokenizer: Annotated[
-        options.Tokenizer, When("what reads the text", text_only=False, reader="options")
-    ] = ""
-    text_only: bool = option(
-        False,
-        "--text-only",
-        "Compare UTF-8 bytes, without a tokenizer and a replay.",
-        When("for text that nothing reads as tokens", reader="options"),
-    )
-    bounds_only: bool = option(
-        False,
-        "--bounds-only",
-        "No replay of vLLM's cache, but of one that keeps everything.",
-        When("for tokens, and bytes are not replayed at all", text_only=False),
-    )
-    with_text: Annotated[
-        options.WithText,
-        When("for the texts that are passed on", json=True),
-        When("for the texts that are passed on", md=True),
-        When("for the texts that are passed on", page=True),
-        When("for the texts that are passed on", output=True),
-    ] = False
-    fail_on: str = option(
-        "", "--fail-on CONDITION", "Exit with 1 where this holds, e.g. 'diverged > 5 %' of all prompt tokens."
-    )
-    mended: Path | None = option(None, "--mended FILE", "Write the mended log, as token ids.")
+    log: str = argument(MISSING, "LOG")("""A log of requests (docs/logs.md); FILE, or FILE,KEY=VALUE,.. with
+        keys of the workload `requests`.""")
+    model: str = option("", "MODEL", *OF_MODEL)("The model whose cache the log is replayed with.")
+    tokenizer: Annotated[options.Tokenizer, OF_TEXT] = ""
+    text_only: bool = option(False, When("for text that nothing reads as tokens", reader="options"))("""
+        Compare UTF-8 bytes, without a tokenizer and a replay.""")
+    bounds_only: bool = option(False, OF_TOKENS)("""No replay of vLLM's cache, but of one that keeps
+        everything.""")
+    with_text: Annotated[options.WithText, *PASSED] = False
+    fail_on: str = option("", "CONDITION")("""Exit with 1 where this holds, e.g. 'diverged > 5 %' of all
+        prompt tokens.""")
+    mended: Path | None = option(None, "FILE")("Write the mended log, as token ids.")
     tries: Annotated[options.Tries, When("how many other settings are replayed", REPLAYED)] = 4
     core: Annotated[options.Core, When("the core that is replayed", REPLAYED)] = "kvtune"
     platform: Annotated[options.LikeDevice, When("the device that is replayed", REPLAYED)] = None
-    output: Path | None = option(
-        None,
-        "-o,--output RUN",
-        "A run file of the replay, for report and compare.",
-        When("the run file of a replay", REPLAYED),
-        parser=options.new_run_path,
-    )
+    output: Path | None = option(None, "-o,--output RUN", OF_REPLAY, parser=options.new_run_path)("""A run
+        file of the replay, for report and compare.""")
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     page: options.Page = None
     flags: Annotated[Flags, When("for the engine that is replayed", REPLAYED)] = ()
 

@@ -13,9 +13,9 @@ from kvtune.data.show.terminal import one_line
 @dataclass(frozen=True, kw_only=True)
 class ExportQuery(Query):
     run: options.RunFile
-    perfetto: bool = option(False, "--perfetto", "Chrome trace JSON, for ui.perfetto.dev.")
-    csv: bool = option(False, "--csv", "A folder of CSV files, one per table.")
-    output: Path | None = option(None, "-o,--output", "Where to write. Default: beside the run file.")
+    perfetto: bool = option(False)("Chrome trace JSON, for ui.perfetto.dev.")
+    csv: bool = option(False)("A folder of CSV files, one per table.")
+    output: Path | None = option(None, "-o,--output")("Where to write. Default: beside the run file.")
     force: options.Force = False
 
 

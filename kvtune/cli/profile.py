@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from kvtune.lab.setup.setup import Setup
 
 PROCESSES = ("engine", "host")
+PROBED = When("for an engine's processes", on=PROCESSES)
+LENGTHENED = When("for an engine's processes, whose times it lengthens", on=PROCESSES)
+SIMULATED = When("the engine that is simulated", "platform step_us", on=("sim", "host"))
+REPLICATED = When("how many simulated engines share a load", on="sim")
+ROUTED = When("how simulated engines share a load", on="sim")
+WEIGHED = When("for a real device, as nothing else has weights", on="engine")
+STEPPED = When("the step time of a simulated device", on="host", like=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,77 +37,32 @@ class ProfileQuery(Query):
     set_: options.CoreSetting = None
     recipe: options.Recipe = ""
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
-    probe: Literal["off", "light", "types", "sites"] = option(
-        "light",
-        "--probe",
-        "How much is instrumented, from nothing to most: off, light, types, sites.",
-        When("for an engine's processes", on=PROCESSES),
-    )
-    stacks: bool = option(
-        False,
-        "--stacks",
-        "Sample stacks with py-spy while measuring.",
-        When("for an engine's processes, whose times it lengthens", on=PROCESSES),
-    )
-    repeat: int = option(
-        1,
-        "--repeat",
-        "Number of runs, each on a fresh engine.",
-        When("for times that differ from run to run", on=PROCESSES),
-        min=1,
-    )
-    on: Literal["engine", "host", "sim"] = option(
-        "engine",
-        "--on",
-        "engine; host: the engine's processes on a simulated device, no model; or sim: "
-        "vLLM's own scheduler and KV cache without model and processes.",
-    )
-    like: Path | None = option(
-        None,
-        "--like RUN",
-        "With --on sim or host: take KV specs, pool and step times from this run file's engine.",
-        When("the engine that is simulated", "platform step_us", on=("sim", "host")),
-        parser=options.run_path,
-    )
+    probe: Literal["off", "light", "types", "sites"] = option("light", PROBED)("""How much is instrumented,
+        from nothing to most: off, light, types, sites.""")
+    stacks: bool = option(False, LENGTHENED)("Sample stacks with py-spy while measuring.")
+    repeat: int = option(1, When("for times that differ from run to run", on=PROCESSES), min=1)("""Number of
+        runs, each on a fresh engine.""")
+    on: Literal["engine", "host", "sim"] = option("engine")("""engine; host: the engine's processes on a
+        simulated device, no model; or sim: vLLM's own scheduler and KV cache without model and processes.""")
+    like: Path | None = option(None, "RUN", SIMULATED, parser=options.run_path)("""With --on sim or host:
+        take KV specs, pool and step times from this run file's engine.""")
     platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim", like=False)] = None
-    replicas: int | None = option(
-        None,
-        "--replicas",
-        "With --on sim: engines like this one that share the load. Default: one, or as many as the log of "
-        "`-w requests:..` names.",
-        When("how many simulated engines share a load", on="sim"),
-        min=1,
-        max=64,
-    )
-    router: Literal["round-robin", "session", "least-busy", "prefix"] | None = option(
-        None,
-        "--router",
-        "With --replicas: which engine gets a request: round-robin, session (all turns to one), least-busy "
-        "(vLLM's own balancer, the default) or prefix (the most of the prompt in its cache).",
-        When("how simulated engines share a load", on="sim"),
-    )
-    step_us: float | None = option(
-        None,
-        "--step-us US",
-        "With --on host: microseconds that the device takes for a step. Default 0.",
-        When("the step time of a simulated device", on="host", like=False),
-        min=0,
-    )
+    replicas: int | None = option(None, REPLICATED, min=1, max=64)("""With --on sim: engines like this one
+        that share the load. Default: one, or as many as the log of `-w requests:..` names.""")
+    router: options.Router | None = option(None, ROUTED)("""With --replicas: which engine gets a request:
+        round-robin, session (all turns to one), least-busy (vLLM's own balancer, the default) or prefix (the most of
+        the prompt in its cache).""")
+    step_us: float | None = option(None, "US", STEPPED, min=0)("""With --on host: microseconds that the
+        device takes for a step. Default 0.""")
     tries: options.Tries = 4
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
-    dummy: Annotated[options.Dummy, When("for a real device, as nothing else has weights", on="engine")] = (
-        False
-    )
+    dummy: Annotated[options.Dummy, WEIGHED] = False
     slo: options.Slo = ""
     seed: options.Seed = 0
     output: options.Output = REPORTS
     open_: options.Open = False
-    verbose: bool = option(
-        False,
-        "--verbose",
-        "Print all tables of the page, not just one screen.",
-        When("for what is printed of one run", json=False),
-    )
+    verbose: bool = option(False, When("for what is printed of one run", json=False))("""Print all tables of
+        the page, not just one screen.""")
     json: options.Json = False
     flags: Flags = ()
 

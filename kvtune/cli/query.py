@@ -1,15 +1,16 @@
 """What a command was asked: one frozen object of its options, and the ONE gate that refuses an option nobody reads.
 
 A command is a function of a `Query`, and of a lab if it runs set-ups or waits: `def tune(query: TuneQuery, lab: Lab)`.
-The query's fields are its options, declared by `option` or in typer's annotations. A field whose type is a `Literal`
-takes and completes these words alone. `When`, beside a field's option, says when it is read; an option that the user
-gave and the call would not read is refused before any work.
+The query's fields are its options, declared by `option`, or of a type of kvtune/cli/options.py that commands share. A
+field whose type is a `Literal` takes and completes these words alone. `When`, beside an option, says when it is read;
+an option that the user gave and the call would not read is refused before any work.
 tests/cli/test_idle_options.py walks over each condition of each command, and looks up each option in its code.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
@@ -57,16 +58,55 @@ class When:
         self.why, self.needs = why, {**needs, **dict.fromkeys(without.split(), False)}
 
 
-def option(default: Any, spelled: str, help: str, *whens: When, **more: Any) -> Any:
-    """Declare a field as an option."""
-    return dataclass_field(default=default, metadata={"option": (option_info(spelled, help, **more), *whens)})
+def option(default: Any = MISSING, *notes: str | When, **more: Any) -> Callable[[str], Any]:
+    """Declare a field as an option, then its help: `option(60.0, "S", min=1)("How long.")`.
+
+    notes: how `shared` spells it; when it is read.
+    """
+    return _field_with(shared, default, notes, more)
 
 
-def option_info(spelled: str, help: str, **more: Any) -> OptionInfo:
-    """Return an option: `--name`, `--name VALUE` or `-n,--name VALUE`. `more`: what typer.Option takes."""
-    names, _, metavar = spelled.partition(" ")
-    info: OptionInfo = typer.Option(*names.split(","), help=help, metavar=metavar or None, **more)
+def argument(default: Any = MISSING, *notes: str | When, **more: Any) -> Callable[[str], Any]:
+    """Declare a field as an argument, likewise."""
+    return _field_with(fixed, default, notes, more)
+
+
+def _field_with(
+    kind: Callable[..., Any], default: Any, notes: Sequence[str | When], more: Mapping[str, Any]
+) -> Callable[[str], Any]:
+    spelled = [note for note in notes if isinstance(note, str)]
+    return lambda text: dataclass_field(
+        default=default, metadata={"option": (kind(*spelled, **more)(text), *notes)}
+    )
+
+
+def shared(spelled: str = "", **more: Any) -> Callable[[str], OptionInfo]:
+    """Return an option for Annotated, which several commands share.
+
+    spelled: what the field's name does not say: a VALUE, or `-n,--name VALUE`. more: what typer.Option takes.
+    """
+    names, metavar = spelled.partition(" ")[::2] if spelled.startswith("-") else ("", spelled)
+
+    def info(text: str) -> OptionInfo:
+        made: OptionInfo = typer.Option(metavar=metavar or None, help=_joined(text), **more)
+        made.param_decls = tuple(names.split(",")) if names else None
+        return made
+
     return info
+
+
+def fixed(metavar: str = "", **more: Any) -> Callable[[str], ArgumentInfo]:
+    """Return an argument for Annotated, likewise."""
+    return lambda text: typer.Argument(metavar=metavar or None, help=_joined(text), **more)
+
+
+def _joined(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text).strip()
+
+
+def either(why: str, names: str) -> tuple[When, ...]:
+    """Return the conditions of an option that is read when one of these options is given."""
+    return tuple(When(why, "", **{name: True}) for name in names.split())
 
 
 class _Flags:
@@ -196,7 +236,7 @@ def declared(query: type[Query]) -> dict[str, _Field]:
 
 
 def _field(name: str, hint: Any, default: Any, option: Sequence[Any] | None) -> _Field:
-    kind, notes = (hint, option) if option else (get_args(hint)[0], get_args(hint)[1:])
+    kind, *notes = (hint, *option) if option else get_args(hint)
     info = next((note for note in notes if isinstance(note, ArgumentInfo | OptionInfo)), None)
     whens = tuple(note for note in notes if isinstance(note, When))
     if info is None:
@@ -247,11 +287,12 @@ def lab_of(ctx: typer.Context) -> Lab:
 
 
 def _for_typer(field: _Field) -> Any:
-    """Return a field's annotation; of a `Literal`, with what checks and completes its words."""
-    words = field.words
+    """Return a field's annotation, with its option's name; of a `Literal`, with what checks and completes its words."""
+    info, words = copy(field.info), field.words
+    if isinstance(info, OptionInfo) and not info.param_decls:
+        info.param_decls = (field.spelled,)
     if not words:
-        return Annotated[field.type, field.info]
-    info = copy(field.info)
+        return Annotated[field.type, info]
     assert info is not None
     info.parser, info.metavar = one_of(field.spelled, words), f"[{'|'.join(words)}]"
     info.autocompletion = lambda incomplete: [(word, "") for word in words]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Lab, Query, When, command_of, option
+from kvtune.cli.query import Lab, Query, When, command_of, option
 from kvtune.data.run.output import REPORTS
 from kvtune.data.show.terminal import one_line
 
@@ -50,14 +50,10 @@ def list_(query: ListQuery) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ShowQuery(Query):
     name: Name
-    raw: bool = option(
-        False,
-        "--raw",
-        "Print the file, with every digit.",
-        When("what is printed, and so is --json", json=False),
-    )
+    raw: bool = option(False, When("what is printed, and so is --json", json=False))("""Print the file, with
+        every digit.""")
     json: options.Json = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    md: options.Md = False
     page: options.Page = None
 
 
@@ -85,16 +81,11 @@ def show(query: ShowQuery) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyQuery(Query):
-    FACTS: ClassVar[Facts] = {"of": {"engine": "a recipe that an engine confirmed"}}
+    FACTS = {"of": {"engine": "a recipe that an engine confirmed"}}
     name: Name
-    rounds: int = option(
-        4,
-        "--rounds",
-        "Engine runs of stock and of the recipe, at most.",
-        When("for runs of an engine", of="engine"),
-        min=2,
-    )
-    model: str = option("", "--model MODEL", "The recipe's model, where it is not a built-in one.")
+    rounds: int = option(4, When("for runs of an engine", of="engine"), min=2)("""Engine runs of stock and of
+        the recipe, at most.""")
+    model: str = option("", "MODEL")("The recipe's model, where it is not a built-in one.")
     trace: options.RunTrace = None
     trust: options.Trust = False
     anyway: options.Anyway = False
@@ -157,7 +148,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ExportQuery(Query):
     name: Name
-    output: Path = option(Path(), "-o,--output", "Folder for the files.")
+    output: Path = option(Path(), "-o,--output")("Folder for the files.")
 
 
 def export(query: ExportQuery) -> int:

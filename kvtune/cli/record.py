@@ -7,16 +7,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from kvtune.base.commands import command
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.cli import options, signals
-from kvtune.cli.query import Facts, Lab, Query, When, option
+from kvtune.cli.query import Lab, Query, When, option
 
 if TYPE_CHECKING:
     from kvtune.base.clock import Clock
@@ -35,23 +33,13 @@ ENOUGH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RecordQuery(Query):
-    FACTS: ClassVar[Facts] = {"of": {"one": "one server", "several": "several servers"}}
+    FACTS = {"of": {"one": "one server", "several": "several servers"}}
 
     urls: options.Urls = None
     urls_file: options.UrlsFile = None
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            help="The run file to write; it must be new.",
-            metavar="RUN",
-            parser=options.new_run_path,
-        ),
-    ]
-    seconds: float = option(
-        60.0, "--seconds S", "How long; Ctrl-C ends it before and writes the file.", min=1
-    )
+    output: Path = option(MISSING, "-o,--output RUN", parser=options.new_run_path)("""The run
+        file to write; it must be new.""")
+    seconds: float = option(60.0, "S", min=1)("How long; Ctrl-C ends it before and writes the file.")
     requests: options.RequestsLog = None
     events: options.EventsAt = None
     listen: Annotated[options.Listen, When("for the events of one server", of="one")] = ""
@@ -89,7 +77,7 @@ def record(query: RecordQuery, lab: Lab) -> int:
     addresses = Addresses(query.urls or [], query.urls_file, query.events or [], listen=query.listen)
     query.refuse(of="one" if addresses.only else "several")
     kept: list[bool] = []
-    """Of each time that the run so far was to be written: whether it was."""
+    """Whether each attempt to write the run so far succeeded."""
 
     def save(run: Run) -> None:
         try:

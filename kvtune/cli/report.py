@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Query, When, option
+from kvtune.cli.query import Query, When, argument, option
 from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
@@ -18,26 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportQuery(Query):
-    FACTS: ClassVar[Facts] = {
-        "of": {"run": "one run file", "runs": "several run files", "study": "the journal of a study"}
-    }
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="One run file (.kvrun, or `last`), several to compare, or the journal (.jsonl) of a study.",
-            parser=options.run_path,
-            metavar="RUNS...",
-        ),
-    ]
-    output: Path | None = option(
-        None,
-        "-o,--output",
-        "The page to write. Default: beside the first file.",
-        When("for a page that is written", "console md"),
-    )
+    FACTS = {"of": {"run": "one run file", "runs": "several run files", "study": "the journal of a study"}}
+    runs: list[Path] = argument(MISSING, "RUNS...", parser=options.run_path)("""One run file (.kvrun, or
+        `last`), several to compare, or the journal (.jsonl) of a study.""")
+    output: Path | None = option(None, "-o,--output", When("for a page that is written", "console md"))("""
+        The page to write. Default: beside the first file.""")
     force: Annotated[options.Force, When("for a page that is written", "console md")] = False
-    console: bool = option(False, "--console", "Print to the terminal and write no page.")
-    md: Annotated[options.Md, When("another form, and so is --console", console=False)] = False
+    console: bool = option(False)("Print to the terminal and write no page.")
+    md: Annotated[bool, options.MARKDOWN, When("another form, and so is --console", console=False)] = False
     objective: Annotated[options.Objective, When("what a study is ranked by", of="study")] = "hit-rate"
     trace: Annotated[options.RunTrace, When("for the causes of one run's misses", of="run")] = None
     open_: Annotated[options.Open, When("for a page that is written", "console md")] = False

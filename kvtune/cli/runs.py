@@ -5,37 +5,25 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from kvtune.base.errors import UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Query, When, option
+from kvtune.cli.query import Query, When, argument, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsQuery(Query):
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Folders and run files. Default: the output folder.",
-            parser=options.run_path,
-            metavar="[PATHS]...",
-        ),
-    ] = None
-    state: Literal["complete", "partial", "failed", "unreadable"] | None = option(
-        None, "--state", "Only these: complete, partial, failed or unreadable."
-    )
-    delete: bool = option(
-        False,
-        "--delete",
-        "Delete these runs with their pages and exports, after asking.",
-        When("for a list that is printed before it asks", json=False),
-    )
-    yes: bool = option(
-        False, "--yes", "Delete without asking.", When("the answer to the question of --delete", delete=True)
-    )
+    paths: list[Path] | None = argument(None, "[PATHS]...", parser=options.run_path)("""Folders and run
+        files. Default: the output folder.""")
+    state: Literal["complete", "partial", "failed", "unreadable"] | None = option(None)("""Only these:
+        complete, partial, failed or unreadable.""")
+    delete: bool = option(False, When("for a list that is printed before it asks", json=False))("""Delete
+        these runs with their pages and exports, after asking.""")
+    yes: bool = option(False, When("the answer to the question of --delete", delete=True))("""Delete without
+        asking.""")
     json: options.Json = False
 
 

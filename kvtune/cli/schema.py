@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from dataclasses import MISSING, dataclass
+from typing import Any
 
 from kvtune.base.errors import UsageError, did_you_mean
-from kvtune.cli.query import Query
+from kvtune.cli.query import Query, argument
 from kvtune.data.show.terminal import print_json
 
 Schema = dict[str, Any]
@@ -106,12 +104,8 @@ def schema_of(command: str) -> Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaQuery(Query):
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            help="A command with --json, such as `profile` or `recipe list`.", metavar="COMMAND.."
-        ),
-    ]
+    command: list[str] = argument(MISSING, "COMMAND..")("""A command with --json, such as `profile` or `recipe
+        list`.""")
 
 
 def schema(query: SchemaQuery) -> int:

@@ -16,11 +16,8 @@ class ServeQuery(Query):
     recipe: options.Recipe = ""
     core: options.RecipeCore = None
     set_: options.CoreSetting = None
-    record: Path | None = option(
-        None,
-        "--record",
-        "Record traffic to this new trace file: lengths, times, salted hashes; no text, no tokens.",
-    )
+    record: Path | None = option(None)("""Record traffic to this new trace file: lengths, times, salted
+        hashes; no text, no tokens.""")
     dummy: options.Dummy = False
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
     flags: Flags = ()

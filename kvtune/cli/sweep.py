@@ -9,44 +9,31 @@ from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When, option
 from kvtune.data.run.output import REPORTS
 
+COLLECTED = When("for settings that only an engine has", on=("engine", "both", "host"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepQuery(Query):
     model: options.Model
     workload: options.Workload = ""
-    trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
-    pin: bool = option(False, "--pin", "Try pin_window, slack and policy.")
-    min_drop: bool = option(
-        False,
-        "--min-drop",
-        "Try min_drop: keep the windows before the slack only if a step computes at least this many blocks.",
-    )
-    block_size: bool = option(False, "--block-size", "Try the block sizes (or layouts) that suit MODEL.")
-    retention: bool = option(False, "--retention", "Try vLLM's prefix_cache_retention_interval.")
-    chunk: bool = option(False, "--chunk", "Try max_num_batched_tokens.")
-    gc: bool = option(
-        False,
-        "--gc",
-        "Try the garbage collector's settings; needs the engine.",
-        When("for settings that only an engine has", on=("engine", "both", "host")),
-    )
-    states: bool = option(
-        False,
-        "--states",
-        "Replay what flags and the core keep of recurrent states, and print one small table; no other knob.",
-        When("a table made by replays", on="sim"),
-    )
-    set_: list[str] | None = option(None, "--set", "Try these values: KNOB=V1,V2,..; may be repeated.")
-    trials: int = option(0, "--trials", "Draw this many from the grid; 0: all.", min=0)
+    trace: options.Trace = None
+    pin: bool = option(False)("Try pin_window, slack and policy.")
+    min_drop: bool = option(False)("""Try min_drop: keep the windows before the slack only if a step computes
+        at least this many blocks.""")
+    block_size: bool = option(False)("Try the block sizes (or layouts) that suit MODEL.")
+    retention: bool = option(False)("Try vLLM's prefix_cache_retention_interval.")
+    chunk: bool = option(False)("Try max_num_batched_tokens.")
+    gc: bool = option(False, COLLECTED)("Try the garbage collector's settings; needs the engine.")
+    states: bool = option(False, When("a table made by replays", on="sim"))("""Replay what flags and the core
+        keep of recurrent states, and print one small table; no other knob.""")
+    set_: list[str] | None = option(None)("Try these values: KNOB=V1,V2,..; may be repeated.")
+    trials: int = option(0, min=0)("Draw this many from the grid; 0: all.")
     core: options.Core = "kvtune"
-    on: Literal["sim", "engine", "both", "host"] = option(
-        "sim", "--on", "Where trials run: sim, engine or both; or host: on a simulated device."
-    )
+    on: Literal["sim", "engine", "both", "host"] = option("sim")("""Where trials run: sim, engine or both; or
+        host: on a simulated device.""")
     objective: options.Objective = "hit-rate"
     slo: options.Slo = ""
-    study: str = option(
-        "", "--study", "Journal of the study; one that exists is resumed. Default: a new one in -o."
-    )
+    study: str = option("")("Journal of the study; one that exists is resumed. Default: a new one in -o.")
     platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = None
     force: options.Force = False
     dummy: options.Dummy = False

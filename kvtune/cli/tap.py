@@ -9,47 +9,26 @@ from typing import Annotated
 from kvtune.cli import options
 from kvtune.cli.query import Query, When, option
 
+SHOWN = (When("for the log", no_log=False), When("for the requests that are printed", json=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TapQuery(Query):
     url: options.Url
-    listen: str = option(
-        "127.0.0.1:8001",
-        "--listen ADDRESS",
-        "Where clients send their requests: PORT, or ADDRESS:PORT. Whoever reaches an address that is not "
-        "this machine's own can use the server.",
-    )
-    log: Path | None = option(
-        None,
-        "-o,--log FILE",
-        "The log of the requests: a new file, or a log of kvtune to add to. Default: tap-TIME.jsonl in the "
-        "output folder.",
-        When("for a log", no_log=False),
-    )
-    no_log: bool = option(False, "--no-log", "Write no log.")
-    with_text: bool = option(
-        False,
-        "--with-text",
-        "Write the requests' text to the log, too, not only token ids.",
-        When("for the log", no_log=False),
-        When("for the requests that are printed", json=True),
-    )
-    no_session: bool = option(
-        False, "--no-session", "Do not add X-Session-ID to requests: hits then come from the answers only."
-    )
-    seconds: float = option(0.0, "--seconds S", "How long; 0: until Ctrl-C.", min=0)
-    tokenizer: str = option(
-        "",
-        "--tokenizer T",
-        "A folder, or a model's name in the local cache: it renders requests here. Default: the server does.",
-    )
+    listen: str = option("127.0.0.1:8001", "ADDRESS")("""Where clients send their requests: PORT, or
+        ADDRESS:PORT. Whoever reaches an address that is not this machine's own can use the server.""")
+    log: Path | None = option(None, "-o,--log FILE", When("for a log", no_log=False))("""The log of the
+        requests: a new file, or a log of kvtune to add to. Default: tap-TIME.jsonl in the output folder.""")
+    no_log: bool = option(False)("Write no log.")
+    with_text: bool = option(False, *SHOWN)("Write the requests' text to the log, too, not only token ids.")
+    no_session: bool = option(False)("""Do not add X-Session-ID to requests: hits then come from the answers
+        only.""")
+    seconds: float = option(0.0, "S", min=0)("How long; 0: until Ctrl-C.")
+    tokenizer: str = option("", "T")("""A folder, or a model's name in the local cache: it renders requests
+        here. Default: the server does.""")
     events: Annotated[options.EventsAt, When("of one server", replica_header=False)] = None
-    replica_header: str = option(
-        "",
-        "--replica-header NAME",
-        "URL is a router: the header of its answers that says which server gave them, such as "
-        "x-envoy-upstream-host. The log has it as `replica`.",
-    )
+    replica_header: str = option("", "NAME")("""URL is a router: the header of its answers that says which
+        server gave them, such as x-envoy-upstream-host. The log has it as `replica`.""")
     header: options.Header = None
     insecure: options.Insecure = False
     json: options.Json = False

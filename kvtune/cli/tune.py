@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Flags, Lab, Query, When, option
+from kvtune.cli.query import Flags, Lab, Query, When, option
 from kvtune.data.run.output import REPORTS
+
+CONFIRMED = When("for settings that an engine confirms", on=("both", "host"), join=False, by="replayed")
+RUN = When("for runs of an engine", on=("both", "host"), join=False)
+GUARDED = When(
+    "for simulated trials, and belongs to the worker that began the study", join=False, by="replayed"
+)
+COLLECTED = When(
+    "for settings of kvtune's core that only an engine has", on=("both", "host"), join=False, core="kvtune"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneQuery(Query):
-    FACTS: ClassVar[Facts] = {
+    FACTS = {
         "by": {
             "replayed": "an --objective that a simulation has",
             "measured": "--objective ceiling, a figure that no simulation has",
@@ -22,79 +31,25 @@ class TuneQuery(Query):
     }
     model: options.Model
     workload: options.Workload = ""
-    trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
-    core: options.CoreName = option(
-        "kvtune",
-        "--core",
-        "kvtune: search the core's settings and vLLM's; stock: vLLM's own flags alone, for a server without "
-        "kvtune.",
-    )
+    trace: options.Trace = None
+    core: options.CoreName = option("kvtune")("""kvtune: search the core's settings and vLLM's; stock: vLLM's
+        own flags alone, for a server without kvtune.""")
     objective: options.Objective = "hit-rate"
-    trials: int = option(
-        40, "--trials", "Simulated trials.", When("for trials that are simulated", by="replayed"), min=1
-    )
-    finalists: int = option(
-        2,
-        "--finalists",
-        "How many of the best settings to confirm on the engine.",
-        When("for settings that an engine confirms", on=("both", "host"), join=False, by="replayed"),
-        min=1,
-    )
-    rounds: int = option(
-        4,
-        "--rounds",
-        "Engine runs of stock and of each finalist, at most.",
-        When("for runs of an engine", on=("both", "host"), join=False),
-        min=2,
-    )
-    budget: float = option(
-        600.0,
-        "--budget",
-        "Seconds for the engine runs; two rounds run in any case.",
-        When("for runs of an engine", on=("both", "host"), join=False),
-    )
-    on: Literal["both", "sim", "host"] = option(
-        "both",
-        "--on",
-        "both: search in simulation, confirm on the engine; sim alone; "
-        "or host: confirm on a simulated device, in a GPU engine's shape.",
-    )
+    trials: int = option(40, When("for trials that are simulated", by="replayed"), min=1)("Simulated trials.")
+    finalists: int = option(2, CONFIRMED, min=1)("How many of the best settings to confirm on the engine.")
+    rounds: int = option(4, RUN, min=2)("Engine runs of stock and of each finalist, at most.")
+    budget: float = option(600.0, RUN)("Seconds for the engine runs; two rounds run in any case.")
+    on: Literal["both", "sim", "host"] = option("both")("""both: search in simulation, confirm on the engine;
+        sim alone; or host: confirm on a simulated device, in a GPU engine's shape.""")
     slo: options.Slo = ""
-    study: str = option(
-        "", "--study", "Journal of the study, resumed if it exists, or a database URL to share one."
-    )
-    join: bool = option(
-        False,
-        "--join",
-        "Add trials to the shared study at --study URL.",
-        When("for a study that workers share", store="url", by="replayed"),
-    )
-    guard: list[str] | None = option(
-        None,
-        "--guard",
-        "Another workload: settings whose hit rate there is over a point below stock's are dropped; "
-        "repeatable.",
-        When(
-            "for simulated trials, and belongs to the worker that began the study", join=False, by="replayed"
-        ),
-    )
-    gc: bool = option(
-        False,
-        "--gc",
-        "Also try the garbage collector's settings on the engine.",
-        When(
-            "for settings of kvtune's core that only an engine has",
-            on=("both", "host"),
-            join=False,
-            core="kvtune",
-        ),
-    )
-    recipe: Path | None = option(
-        None,
-        "--recipe",
-        "Where to write the recipe. Default: beside the journal.",
-        When("written by the worker that began the study", join=False),
-    )
+    study: str = option("")("Journal of the study, resumed if it exists, or a database URL to share one.")
+    join: bool = option(False, When("for a study that workers share", store="url", by="replayed"))("""Add
+        trials to the shared study at --study URL.""")
+    guard: list[str] | None = option(None, GUARDED)("""Another workload: settings whose hit rate there is
+        over a point below stock's are dropped; repeatable.""")
+    gc: bool = option(False, COLLECTED)("Also try the garbage collector's settings on the engine.")
+    recipe: Path | None = option(None, When("written by the worker that began the study", join=False))("""
+        Where to write the recipe. Default: beside the journal.""")
     platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = None
     force: options.Force = False
     dummy: options.Dummy = False

@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Query, When, option
+from kvtune.cli.query import Query, When, option
 from kvtune.cli.record import watched_of
 
 if TYPE_CHECKING:
@@ -27,106 +27,58 @@ LOOK_S = 2.0
 AUDIT_S = 30.0
 """An audit that is shorter than 10 s cannot see that events come later than the counters, the last of its findings."""
 ENDS = When("for a look that ends", "metrics board alerts")
+LOOKED = (
+    When("how long a look takes", once=True, prometheus=False),
+    When("how long a look takes", json=True, prometheus=False),
+    When("how long an audit takes", audit=True),
+    When("how long a look takes", "metrics board alerts prometheus", prints="once"),
+)
+LISTED = When("for the list of prefixes", "audit metrics board alerts prometheus")
+SERVED = When("the port of a watched server's metrics", "board alerts")
+AUDITED = When("an audit, and asked alone", "once metrics board alerts prometheus", of="one")
+LISTENED = When("for the events of one server", "board alerts prometheus", of="one")
+BOUNDED = When("for what bounds a server", "audit metrics board alerts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchQuery(Query):
-    FACTS: ClassVar[Facts] = {
+    FACTS = {
         "prints": {"once": "output that is no terminal"},
         "of": {"one": "one server", "several": "several servers"},
     }
 
     urls: Annotated[options.Urls, When("the servers that are watched", "board alerts prometheus")] = None
     urls_file: Annotated[options.UrlsFile, When("of watched servers", "board alerts prometheus")] = None
-    prometheus: str = option(
-        "",
-        "--prometheus URL",
-        "Say what bounded the servers of a job in the last hour, as this Prometheus has it.",
-        When("asked alone", "metrics board alerts"),
-    )
-    job: str = option(
-        "vllm",
-        "--job NAME",
-        "The job of vLLM's servers in Prometheus' configuration.",
-        When("a job of Prometheus", prometheus=True),
-    )
-    once: bool = option(
-        False,
-        "--once",
-        "Look for a while (--seconds), print, and end.",
-        When("for a look that ends", "metrics board alerts prometheus"),
-    )
-    seconds: float | None = option(
-        None,
-        "--seconds S",
-        "How long --once and --json look, for the rates (default 2), and --audit reads (default 30).",
-        When("how long a look takes", once=True, prometheus=False),
-        When("how long a look takes", json=True, prometheus=False),
-        When("how long an audit takes", audit=True),
-        When("how long a look takes", "metrics board alerts prometheus", prints="once"),
-        min=0.1,
-    )
-    with_text: bool = option(
-        False,
-        "--with-text",
-        "Show the first words of each prefix: the server's /detokenize is asked.",
-        When("for the list of prefixes", "audit metrics board alerts prometheus"),
-    )
-    metrics: int | None = option(
-        None,
-        "--metrics PORT",
-        "Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
-        When("the port of a watched server's metrics", "board alerts"),
-        min=1,
-        max=65535,
-    )
-    metrics_host: str = option(
-        "127.0.0.1",
-        "--metrics-host HOST",
-        "The address that --metrics listens at.",
-        When("where the metrics are served", metrics=True),
-    )
-    audit: bool = option(
-        False,
-        "--audit",
-        "Audit the KV events for --seconds: exit code 1 if an index that is built on them would be wrong.",
-        When("an audit, and asked alone", "once metrics board alerts prometheus", of="one"),
-    )
-    allow: list[str] | None = option(
-        None,
-        "--allow FINDING",
-        "A finding of --audit that your index knows, e.g. stored_twice; may be repeated.",
-        When("a finding of --audit", audit=True),
-    )
-    board: bool = option(False, "--board", "Print a Grafana board for these metrics and vLLM's own, and end.")
-    alerts: bool = option(
-        False,
-        "--alerts",
-        "Print alert rules for Prometheus, and end.",
-        When("a file, and each is printed alone", board=False),
-    )
+    prometheus: str = option("", "URL", When("asked alone", "metrics board alerts"))("""Say what bounded the
+        servers of a job in the last hour, as this Prometheus has it.""")
+    job: str = option("vllm", "NAME", When("a job of Prometheus", prometheus=True))("""The job of vLLM's
+        servers in Prometheus' configuration.""")
+    once: bool = option(False, When("for a look that ends", "metrics board alerts prometheus"))("""Look for a
+        while (--seconds), print, and end.""")
+    seconds: float | None = option(None, "S", *LOOKED, min=0.1)("""How long --once and --json look, for the
+        rates (default 2), and --audit reads (default 30).""")
+    with_text: bool = option(False, LISTED)("""Show the first words of each prefix: the server's /detokenize
+        is asked.""")
+    metrics: int | None = option(None, "PORT", SERVED, min=1, max=65535)("""Serve the account as Prometheus
+        metrics until Ctrl-C, without the live view.""")
+    metrics_host: str = option("127.0.0.1", "HOST", When("where the metrics are served", metrics=True))("""
+        The address that --metrics listens at.""")
+    audit: bool = option(False, AUDITED)("""Audit the KV events for --seconds: exit code 1 if an index that
+        is built on them would be wrong.""")
+    allow: list[str] | None = option(None, "FINDING", When("a finding of --audit", audit=True))("""A finding
+        of --audit that your index knows, e.g. stored_twice; may be repeated.""")
+    board: bool = option(False)("Print a Grafana board for these metrics and vLLM's own, and end.")
+    alerts: bool = option(False, When("a file, and each is printed alone", board=False))("""Print alert rules
+        for Prometheus, and end.""")
     events: Annotated[options.EventsAt, When("of a watched server", "board alerts prometheus")] = None
-    listen: Annotated[
-        options.Listen, When("for the events of one server", "board alerts prometheus", of="one")
-    ] = ""
-    max_num_seqs: int = option(
-        0,
-        "--max-num-seqs N",
-        "The server's own, to tell what bounds it; 0: as its /server_info says, if that is open.",
-        When("for what bounds a server", "audit metrics board alerts"),
-        min=0,
-    )
-    max_num_batched_tokens: int = option(
-        0,
-        "--max-num-batched-tokens N",
-        "The server's own, likewise.",
-        When("for what bounds a server", "audit metrics board alerts"),
-        min=0,
-    )
+    listen: Annotated[options.Listen, LISTENED] = ""
+    max_num_seqs: int = option(0, "N", BOUNDED, min=0)("""The server's own, to tell what bounds it; 0: as its
+        /server_info says, if that is open.""")
+    max_num_batched_tokens: int = option(0, "N", BOUNDED, min=0)("The server's own, likewise.")
     header: Annotated[options.Header, When("of a watched server", "board alerts")] = None
     insecure: Annotated[options.Insecure, When("of a watched server", "board alerts")] = False
     json: Annotated[options.Json, ENDS] = False
-    md: Annotated[options.Md, When(options.NO_MD, "json metrics board alerts")] = False
+    md: Annotated[bool, options.MARKDOWN, When(options.NO_MD.why, "json metrics board alerts")] = False
     page: Annotated[options.Page, ENDS] = None
 
     @property

@@ -40,11 +40,11 @@ class ModelFacts:
     """Block sizes worth a trial."""
     max_model_len: int = 0
     layouts: tuple[Bundle, ...] = ()
-    """For recurrent states: stock's layout at some block sizes, and packed ones."""
+    """Layouts for recurrent states: stock's at some block sizes, and packed ones."""
     packing_refusal: str = ""
     """Why blocks cannot be packed."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """By knob that this vLLM ignores: why."""
+    """Why this vLLM ignores a knob, by its name."""
     batched_tokens: int = 2048
     """Default of max_num_batched_tokens."""
     sequences: int = 128
@@ -446,7 +446,7 @@ def _retentions(facts: ModelFacts) -> tuple[Value, ...]:
 
 
 def _match_units(facts: ModelFacts) -> tuple[Value, ...]:
-    """With recurrent states: a unit that divides every layout's block (the alignment)."""
+    """Return a unit that divides every layout's block (the alignment), if the model has recurrent states."""
     if facts.state_layers:
         return "none", facts.alignment
     return tuple(facts.alignment << i for i in range(3))

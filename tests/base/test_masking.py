@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import re
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ from tests.simulator import run
 
 HERE = Path(__file__).parents[1]
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.SECRETabc"
-HIDDEN = (
+BEGINS = (
     "Incorrect API key provided: sk-SECRET-abcdef1234567890",
     "hf_abcdefghijklmnopqrstuvwxyzSECRET",
     "a ghp_SECRETefghijklmnopqrstuvwxyz0123456789 b",
@@ -49,15 +50,18 @@ HIDDEN = (
     f"token {JWT}",
     "-----BEGIN RSA PRIVATE KEY-----\nSECRET\nSECRET==\n-----END RSA PRIVATE KEY-----",
     "-----BEGIN PRIVATE KEY-----\\nSECRET\\nSECRET, and no end",
+    'Bearer "SECRET SECRET"',
+    "Bearer\tSECRET",
+    "bearer SECRET",
+    "Basic U0VDUkVU0SECRET",
+)
+"""Keys that begin as known ones do."""
+NAMED = (
     "vllm serve m --api-key SECRET",
     "--api-key=SECRET",
     "HF_TOKEN SECRET",
     'export HF_TOKEN="SECRET"',
     "OPENAI_API_KEY=SECRET",
-    'Bearer "SECRET SECRET"',
-    "Bearer\tSECRET",
-    "bearer SECRET",
-    "Basic U0VDUkVU0SECRET",
     "Authorization: Token SECRET",
     "Proxy-Authorization: Basic SECRET",
     "{'headers': {'Authorization': 'Bearer SECRET'}}",
@@ -70,7 +74,6 @@ HIDDEN = (
     "aws_secret_access_key = SECRET",
     "accountKey=SECRET==;EndpointSuffix",
     "sig=SECRET%3D",
-    "https://h/x?X-Amz-Signature=SECRET&a=b",
     "X-Amz-Signature=SECRET",
     "api_key: SECRET SECRET",
     'api_key = "a\\"SECRET SECRET"',
@@ -81,6 +84,17 @@ HIDDEN = (
     '{"prompt": [1, 2], "api_key": "SECRET cut off',
     '{"auth": {"token": ["SECRET","SECRET"]}}',
     "token=SECRET1234567",
+    "api_key: SECRET), and what follows",
+    "password is p@SECRET",
+    "--some-token SECRET",
+    '--secret key="SECRET SECRET"',
+    '{"api_key": {"user": "SECRET"}, "n": 1}',
+    '{"token": [["SECRET"], {"a": "SECRET"}]}',
+    "x?mykey=SECRET",
+)
+"""What stands after a name."""
+ADDRESSES = (
+    "https://h/x?X-Amz-Signature=SECRET&a=b",
     "https://user:SE/CRET@h/x".replace("SE/CRET", "a/SECRET"),
     "postgresql://u:SECRET@h/d",
     "redis://:SECRET@h",
@@ -88,6 +102,7 @@ HIDDEN = (
     "h/metrics?token=SECRET",
     "http://h/#access_token=SECRET",
 )
+"""What stands before a host, and after `?`."""
 STAYS = (
     *("first_token: 0.21", "last_token: 3", "ms per token: 3.2", "time_to_first_token=0.5", "cache key: 12"),
     *("token=0.1,step=2", "--cost: token=nan is not a time in ms", "--cost token=0.1,step=2", "-o runs/key=5.html"),
@@ -100,12 +115,48 @@ STAYS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", HIDDEN)
+@pytest.mark.parametrize("text", (*BEGINS, *NAMED, *ADDRESSES))
 def test_the_shape_of_a_key_is_hidden(text: str) -> None:
     shown = masked_text(text)
     assert "SECRET" not in shown and "***" in shown
     assert masked_text(shown) == shown, "hidden once is hidden"
     assert "SECRET" not in masked_text(f"the server says: {text}"), "also within a text"
+
+
+TEXTS = [text for text in (*BEGINS, *NAMED, *ADDRESSES) if "no end" not in text]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(TEXTS),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("api_key", "token", "password", "Cookie", "n")), inner, max_size=3)
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON)
+def test_what_is_hidden_in_a_text_of_json_leaves_it_json(value: Any) -> None:
+    json.loads(masked_text(json.dumps(value)))
+
+
+def test_figures_in_a_text_of_json_stay() -> None:
+    text = json.dumps({"password": 5, "token": [1, None], "api_key": True, "max_tokens": 8, "Cookie": -1.5})
+    assert masked_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "part", ["key=", 'token=["', "api_key: [{", "a+", "a:b@", "http://", "eyJaaaaaaaa.", "\\", "bearer "]
+)
+def test_the_work_grows_no_faster_than_the_text(part: str) -> None:
+    def spent(characters: int) -> float:
+        text, best = part * (characters // len(part)), 60.0
+        for _ in range(3):
+            start = time.process_time()
+            masked_text(text), without_secrets([text])
+            best = min(best, time.process_time() - start)
+        return best
+
+    assert spent(80_000) < 10 * 3 * spent(8_000) + 0.05
 
 
 @pytest.mark.parametrize("text", STAYS)

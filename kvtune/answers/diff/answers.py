@@ -46,7 +46,7 @@ class OfVersion(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
     missed: list[str] = []
 
 
-class OfModel(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
+class ModelReply(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
     """What a version makes of a model. `settings`: vLLM's resolved configuration."""
 
     model: str
@@ -57,7 +57,7 @@ class OfModel(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
     version: OfVersion
-    models: dict[str, OfModel]
+    models: dict[str, ModelReply]
 
 
 def on_gpus(setup: Setup, gpus: int) -> Setup:

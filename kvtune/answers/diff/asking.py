@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from kvtune.answers.diff.answers import Answers, OfModel, OfVersion
+from kvtune.answers.diff.answers import Answers, ModelReply, OfVersion
 from kvtune.answers.diff.environments import Environment
 from kvtune.base.dialogue import Dialogue
 from kvtune.base.errors import UsageError
@@ -19,8 +19,8 @@ def asked(environments: Sequence[Environment], setups: Sequence[Setup]) -> list[
         children = []
         for environment in environments:
             interpreter = stack.enter_context(environment.interpreter())
-            child = Dialogue[OfVersion | OfModel](
-                OfVersion | OfModel, "kvtune.answers.diff.child", interpreter=interpreter
+            child = Dialogue[OfVersion | ModelReply](
+                OfVersion | ModelReply, "kvtune.answers.diff.child", interpreter=interpreter
             )
             stack.callback(child.end)  # its forks end with it
             children.append(child)
@@ -32,14 +32,14 @@ def asked(environments: Sequence[Environment], setups: Sequence[Setup]) -> list[
         ]
 
 
-def _ask(child: Dialogue[OfVersion | OfModel], setups: Sequence[Setup]) -> None:
+def _ask(child: Dialogue[OfVersion | ModelReply], setups: Sequence[Setup]) -> None:
     with contextlib.suppress(EOFError):
         for setup in setups:
             child.ask(setup)
         child.close()
 
 
-def _replies(child: Dialogue[OfVersion | OfModel]) -> Iterator[OfVersion | OfModel]:
+def _replies(child: Dialogue[OfVersion | ModelReply]) -> Iterator[OfVersion | ModelReply]:
     with contextlib.suppress(EOFError):
         while True:
             yield child.answer()
@@ -48,7 +48,7 @@ def _replies(child: Dialogue[OfVersion | OfModel]) -> Iterator[OfVersion | OfMod
 def _read(
     environment: Environment,
     line: str,
-    replies: Sequence[OfVersion | OfModel],
+    replies: Sequence[OfVersion | ModelReply],
     setups: Sequence[Setup],
 ) -> Answers:
     last = line or "its log is empty"
@@ -57,6 +57,6 @@ def _read(
         why = last if version is None else "it has no vLLM"
         raise UsageError(f"{environment.name} answers nothing: {why}", "give an environment that has vLLM")
     missed = [f"the process that asks vLLM ended: {last}"]
-    models = {setup.model: OfModel(model=setup.model, missed=missed) for setup in setups}
-    models |= {reply.model: reply for reply in replies if isinstance(reply, OfModel)}
+    models = {setup.model: ModelReply(model=setup.model, missed=missed) for setup in setups}
+    models |= {reply.model: reply for reply in replies if isinstance(reply, ModelReply)}
     return Answers(version=version, models=models)

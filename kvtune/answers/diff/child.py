@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from kvtune.answers.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, Figures, OfModel, OfVersion, on_gpus
+from kvtune.answers.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, Figures, ModelReply, OfVersion, on_gpus
 from kvtune.answers.doctor.facts import Facts
 from kvtune.base.dialogue import questions, tell
 from kvtune.base.errors import KvtuneError, reason
@@ -38,13 +38,13 @@ from kvtune.plugin.probe.lifetime import die_with_parent
 from kvtune.plugin.vllm.names import serve_parser
 from kvtune.requests.types import Span
 
-Reply = OfVersion | OfModel
+Reply = OfVersion | ModelReply
 LIMIT_S = 240
 VISITS = 3
 MOST_GPUS = 64
 SPREADS = {"tensor-parallel-size", "pipeline-parallel-size"}
 SPREAD = re.compile(r"--tensor-parallel-size (\d+)|max seq len")
-"""Of messages about weights that leave no memory on this many GPUs, and about a pool too small for one request."""
+"""Messages about weights that leave no memory on this many GPUs, and about a pool too small for one request."""
 EARLY = ("vllm.v1.engine.core", "vllm.model_executor.models.deepseek_v2", "kvtune.answers.doctor.child")
 """What most forks need: imported once."""
 METRIC = re.compile(rb'"(vllm:[a-z0-9_]+)"')
@@ -67,7 +67,7 @@ def main(answers: int) -> None:
                     importlib.import_module(module)
             gc.freeze()  # vLLM collects garbage at each start of an engine: not what is imported here
             _apart(answers, of_version, OfVersion(version=installed_version()))
-        _apart(answers, partial(of_model, setup), OfModel(model=setup.model))
+        _apart(answers, partial(of_model, setup), ModelReply(model=setup.model))
 
 
 def _apart(answers: int, ask: Callable[[], Reply], nothing: Reply) -> None:
@@ -97,7 +97,7 @@ def line_of(error: Exception) -> str:
     return text.replace(f"{FOLDER}/", "")
 
 
-def of_model(setup: Setup) -> OfModel:
+def of_model(setup: Setup) -> ModelReply:
     """Ask about one model. It is spread over as many GPUs as it needs, unless a flag says how many."""
     from kvtune.lab.sim.build import choose_core
 
@@ -113,12 +113,12 @@ def of_model(setup: Setup) -> OfModel:
         gpus = max(2 * gpus, int(need[1] or 0))
 
 
-def _asked(setup: Setup, gpus: int) -> OfModel:
+def _asked(setup: Setup, gpus: int) -> ModelReply:
     """Ask about one model on this many GPUs. What is known before an error is kept."""
     from kvtune.answers.doctor.child import facts_from, replay, started
     from kvtune.lab.sim.build import configure
 
-    reply = OfModel(model=setup.model)
+    reply = ModelReply(model=setup.model)
     try:
         config, stages, layouts = configure(setup)
         runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"

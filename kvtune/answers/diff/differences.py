@@ -8,8 +8,7 @@ from difflib import SequenceMatcher
 
 from msgspec.structs import asdict
 
-from kvtune.answers.diff.answers import Answers, Figures, OfVersion
-from kvtune.answers.diff.answers import OfModel as Answer
+from kvtune.answers.diff.answers import Answers, Figures, ModelReply, OfVersion
 from kvtune.answers.diff.result import Diff, Load, Moved, Names, OfModel
 from kvtune.reading.analysis.comparison.fail_on import FailOn
 
@@ -36,14 +35,14 @@ def compare(old: Answers, new: Answers, device: str, load: Load | None = None) -
     )
 
 
-def _missed(old: OfVersion | Answer, new: OfVersion | Answer) -> list[str]:
+def _missed(old: OfVersion | ModelReply, new: OfVersion | ModelReply) -> list[str]:
     """Return why one could not be asked, once if it is the same of both."""
     if old.missed == new.missed:
         return [f"both: {why}" for why in old.missed]
     return [f"{age}: {why}" for age, side in (("old", old), ("new", new)) for why in side.missed]
 
 
-def _of_model(old: Answer, new: Answer) -> OfModel:
+def _of_model(old: ModelReply, new: ModelReply) -> OfModel:
     was, now = ({} if side.figures is None else asdict(side.figures) for side in (old, new))
     return OfModel(
         model=old.model,

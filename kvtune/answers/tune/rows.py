@@ -20,7 +20,7 @@ MAIN = ("hit-rate", "ttft", "throughput")
 NOT_IN_EVERY_RUN = ("goodput", "ceiling")
 RANKS = {"ttft": 1, "throughput": 2}
 KNOB_COLUMNS = 3
-"""With more knobs than this, all settings stand in one column."""
+"""All settings stand in one column if there are more knobs than this."""
 
 
 def shown_as(objective: str) -> Quantity:

@@ -51,7 +51,7 @@ class Grid:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column, whether it has numbers and is right-aligned."""
+        """Whether each column has numbers and is right-aligned."""
         return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
 
     def filled(self) -> Grid:

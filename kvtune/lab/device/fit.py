@@ -19,7 +19,7 @@ from kvtune.data.run.types import Run, Table
 from kvtune.lab.device.cost import StepCost
 
 FEWEST = 3
-"""With fewer samples than this, a delay is taken as 0 and its time counts as unexplained (`cost.py`)."""
+"""A delay with fewer samples than this is taken as 0, and its time counts as unexplained (`cost.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

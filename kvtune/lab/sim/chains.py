@@ -57,7 +57,7 @@ class Chains:
         self._requests = requests
         self._continued = frozenset(index for request in requests for index in request.after)
         self._kept: OrderedDict[int, Chain] = OrderedDict()
-        """By a request that others wait for or, for conversations that do not say so, by the first block's hash."""
+        """Keyed by a request that others wait for or, where conversations do not say so, by the first block's hash."""
         self._blocks = 0
 
     def make(self, index: int, array: NDArray[np.uint64]) -> Chain:

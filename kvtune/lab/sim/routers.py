@@ -202,7 +202,7 @@ class LeastBusy(Router):
 
 
 class Prefix(Router):
-    """To the replica whose cache has most of the prompt; a new prompt to the least busy one. Knows every cache."""
+    """Chooses the replica whose cache has most of a prompt; for a new one the least busy. Knows every cache."""
 
     def choose(self, index: int, request: Request, at_s: float) -> int:
         hits = [engine.cached(request) for engine in self.engines]

@@ -25,7 +25,7 @@ from kvtune.plugin.vllm.types import EngineCore
 from kvtune.plugin.vllm.waits import Future, WatchedFuture, watch_waits
 
 HEADROOM = 20
-"""With collect_at_wait, the first gc threshold is multiplied by this, so that few collections run at other moments."""
+"""collect_at_wait multiplies the first gc threshold by this, so that few collections run at other moments."""
 
 COLLECTOR = "kvtune_collector"
 """Name of the EngineCore attribute that holds its WaitCollector, or None without collect_at_wait."""

@@ -20,7 +20,7 @@ from kvtune.plugin.vllm.symbols import MOVED, SYMBOLS, Symbol
 
 MANIFESTS = Path(__file__).parent / "manifests"
 Manifest = dict[str, Any]
-"""By module: `sha256` of its file, and `symbols`: name -> {parameters, ast}."""
+"""Each module has `sha256` of its file, and `symbols`: name -> {parameters, ast}."""
 
 
 def known_versions() -> list[str]:

@@ -73,7 +73,7 @@ class PolicyQueues(FreeQueue, Protocol):
     queues: Sequence[FreeQueue]
     taken: list[int]
     queue_of: bytearray
-    """By block id, the number of the block's queue."""
+    """The number of each block's queue, by block id."""
 
 
 def has_queues(queue: FreeQueue) -> TypeGuard[PolicyQueues]:

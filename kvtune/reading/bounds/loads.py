@@ -17,7 +17,7 @@ from kvtune.requests.types import Request, Span, Workload
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several values; `total` is their sum. Weighted ones have the weights' sum."""
+    """Quantiles of several values; `total` is their sum. Weighted ones have the weights' sum."""
 
     mean: float
     p25: float

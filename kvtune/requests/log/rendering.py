@@ -38,7 +38,7 @@ VARIABLES = {
     "VLLM_PLUGINS": "",
     "VLLM_USE_MODELSCOPE": "0",
 }
-"""Of a child's environment: nothing is fetched or told, and no plugin of vLLM's is loaded."""
+"""A child's environment: nothing is fetched or told, and no plugin of vLLM's is loaded."""
 MOST_FILE_BYTES = 1 << 30
 """Size limit of each file of a tokenizer's folder but the model's weights. The largest tokenizers have 40 MB."""
 

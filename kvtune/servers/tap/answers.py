@@ -13,7 +13,7 @@ from kvtune.servers.tap.exchange import EVENTS as EVENTS
 
 LIMITS = Budget(64 << 20, 256 << 20)
 MARKS = (b'"usage"', b'token_ids"', b'"error"')
-"""Of a stream's events only those are read that contain one of these."""
+"""A stream's event is read only if it contains one of these."""
 
 
 @dataclass(frozen=True, slots=True)

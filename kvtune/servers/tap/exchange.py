@@ -142,7 +142,7 @@ class Numbers:
     """Numbers the requests of all connections, and names their sessions."""
 
     prefix: str
-    """Of the session ids: no other tap in front of the same server has the same."""
+    """What session ids begin with: no other tap in front of the same server has the same."""
     add_session: bool = True
     host: str = ""
     """The server's own name for the Host field; "": the client's stays."""

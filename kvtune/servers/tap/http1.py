@@ -60,7 +60,7 @@ class Follower:
         self._came = bytearray()
         """What is not followed yet."""
         self._passed = bytearray()
-        """Of this feed, what is followed and passed on."""
+        """What of this feed is followed and passed on."""
         self._gone = 0
         """Bytes at the start of `_came` that have passed, though they are not followed yet."""
         self._left = 0

@@ -33,7 +33,7 @@ class Joining:
         self._begun = time.monotonic()
         self._noted = False
         self._lost_at: dict[str, int] = {}
-        """By request, what was lost when it was sent."""
+        """What was lost when a request was sent, by its id."""
         try:
             if sources := server.event_sources():
                 self._reader = Reader(sources, host_of(server.base), named).start()

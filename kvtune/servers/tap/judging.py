@@ -68,7 +68,7 @@ class Request:
     """The place of the request before it in its session; -1: none."""
     differs: Differs | None = None
     part: int = 0
-    """Of a request with several prompts: which one it is, from 1."""
+    """Which prompt of a request with several it is, from 1."""
     trouble: str = ""
     """Why it was not analysed, or only in part."""
 
@@ -135,7 +135,7 @@ class Judging:
         self._recent: OrderedDict[int, Request] = OrderedDict()
         """Requests whose text later ones are compared with, by their place."""
         self._newest: OrderedDict[str, int] = OrderedDict()
-        """Of each session, the place of its newest request."""
+        """The place of each session's newest request."""
         self._begin()
 
     def _looked(self) -> Scrape | None:
@@ -295,7 +295,7 @@ class Groups:
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """The session of each beginning that a request had as a whole."""
         self._newest: OrderedDict[str, tuple[Request, frozenset[bytes]]] = OrderedDict()
-        """Of each session, its newest request and its messages."""
+        """Each session's newest request and its messages."""
         self._last = 0
 
     def of(self, request: Request) -> str:

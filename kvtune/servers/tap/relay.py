@@ -76,7 +76,7 @@ class Relay:
     numbers: Numbers
     say: Say
     addresses: list[str] = field(default_factory=list)
-    """Of the server, as last resolved."""
+    """The addresses of the server, as last resolved."""
     open: set[Side] = field(default_factory=set)
     down: bool = False
 

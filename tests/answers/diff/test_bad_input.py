@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.answers.diff.answers import Figures, OfModel, OfVersion
+from kvtune.answers.diff.answers import Figures, ModelReply, OfVersion
 from kvtune.base.dialogue import framed
 from tests.scripts import script
 from tests.simulator import run
@@ -31,7 +31,7 @@ def figures(block: int) -> Figures:
     )
 
 
-def version_that_answers(folder: Path, version: str, *models: OfModel) -> str:
+def version_that_answers(folder: Path, version: str, *models: ModelReply) -> str:
     """An environment whose Python gives these answers to whatever it is asked."""
     replies = [OfVersion(version=version), *models]
     answers = folder.with_suffix(".answers")
@@ -44,12 +44,12 @@ def version_that_answers(folder: Path, version: str, *models: OfModel) -> str:
 @pytest.fixture
 def sides(tmp_path: Path) -> list[str]:
     """Two versions that know tiny-llama; one does not know the other model."""
-    refused = OfModel(model="new-one", missed=["ValueError: no architecture NewForCausalLM"])
-    llama = [OfModel(model="tiny-llama", figures=figures(block)) for block in (16, 32)]
+    refused = ModelReply(model="new-one", missed=["ValueError: no architecture NewForCausalLM"])
+    llama = [ModelReply(model="tiny-llama", figures=figures(block)) for block in (16, 32)]
     return [
         version_that_answers(tmp_path / "old", "0.31.0", llama[0], refused),
         version_that_answers(
-            tmp_path / "new", "0.32.0", llama[1], OfModel(model="new-one", figures=figures(16))
+            tmp_path / "new", "0.32.0", llama[1], ModelReply(model="new-one", figures=figures(16))
         ),
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvtune.answers.diff.answers import Answers, Figures, OfModel, OfVersion
+from kvtune.answers.diff.answers import Answers, Figures, ModelReply, OfVersion
 from kvtune.answers.diff.differences import broken, compare
 from kvtune.answers.diff.document import document, headline
 from kvtune.answers.diff.replays import partings
@@ -38,7 +38,7 @@ NEW = OfVersion(
 )
 
 
-def model(name: str, block: int, hits: list[int], pool: int = 100_000, **settings: str) -> OfModel:
+def model(name: str, block: int, hits: list[int], pool: int = 100_000, **settings: str) -> ModelReply:
     """A hybrid with this block."""
     figures = Figures(
         gpus=1,
@@ -54,10 +54,10 @@ def model(name: str, block: int, hits: list[int], pool: int = 100_000, **setting
         chunk=8192,
         seats=1024,
     )
-    return OfModel(model=name, figures=figures, settings=settings)
+    return ModelReply(model=name, figures=figures, settings=settings)
 
 
-def compared(old: list[OfModel], new: list[OfModel], load: Load | None = None) -> Diff:
+def compared(old: list[ModelReply], new: list[ModelReply], load: Load | None = None) -> Diff:
     before, after = (
         Answers(version=version, models={one.model: one for one in models})
         for version, models in ((OLD, old), (NEW, new))
@@ -119,7 +119,7 @@ def test_a_version_compared_with_itself_differs_in_nothing() -> None:
 
 
 def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> None:
-    unknown = OfModel(model="a", missed=["vLLM refuses a: no such architecture"])
+    unknown = ModelReply(model="a", missed=["vLLM refuses a: no such architecture"])
     found = compared(
         [unknown, model("b", 16, [6000, 6000])],
         [model("a", 576, [5760, 5760]), model("b", 32, [5984, 5984])],
@@ -130,7 +130,7 @@ def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> 
 
 
 def test_a_model_that_nobody_could_be_asked_about_is_no_equal_one() -> None:
-    found = compared([OfModel(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
+    found = compared([ModelReply(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
     assert "for 0 of 1 model, all that both could be asked about" in headline(found)
 
 
@@ -187,7 +187,7 @@ def test_a_limit_of_hits_is_the_loads_where_there_is_one() -> None:
 
 
 def test_a_limit_of_what_is_not_known_is_no_success() -> None:
-    found = compared([OfModel(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
+    found = compared([ModelReply(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
     with pytest.raises(KvtuneError) as error:
         broken(found, parse_fail_on("hits < -2"))
     assert error.value.exit_code == EXIT_UNKNOWN

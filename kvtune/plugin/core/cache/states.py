@@ -101,7 +101,7 @@ class KeepingStateManager(MambaManager):  # type: ignore[misc]
         self.resumed: set[str] = set()
         """Requests that resumed in a kept state whose grade was not adjusted yet."""
         self.outputs: dict[str, tuple[KVCacheBlock, bytes]] = {}
-        """By request: the block with the latest state of its output, and the block's hash."""
+        """The block with the latest state of each request's output, and the block's hash."""
 
     def stand_down(self) -> None:
         """Become vLLM's own MambaManager, for good."""

@@ -38,7 +38,7 @@ class States(dict[str, RequestState]):
     def __init__(self, states: dict[str, RequestState], on_error: Callable[[Exception], None]) -> None:
         super().__init__(states)
         self.rows: dict[str, Row] = {}
-        """By request id: the requests that are served by column."""
+        """The requests that are served by column, by their id."""
         self.on_error = on_error
 
     def collectors(self) -> list[ColumnCollector]:
@@ -65,7 +65,7 @@ class Layout:
 
     rows: list[Row] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
-    """For each slot of the message: whether its request is in `rows`."""
+    """Whether the request of each slot of the message is in `rows`."""
     whole: bool = False
     """Whether every slot's request is in `rows`."""
     text: list[tuple[int, Row]] = field(default_factory=list)

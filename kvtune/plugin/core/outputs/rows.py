@@ -146,7 +146,7 @@ class Row:
             self.collector = state.queue
 
     def hand_out(self) -> bool:
-        """For kind MADE: queue the output that vLLM makes in this step. Return whether vLLM makes one."""
+        """Queue the output that vLLM makes in this step, for kind MADE. Return whether vLLM makes one."""
         state, made = self.state, len(self.detokenizer.token_ids)
         sent, interval = state.sent_tokens_offset, state.stream_interval
         if interval > 1 and sent and made - sent < interval:

@@ -1,4 +1,4 @@
-"""For conversations: windows at outputs' ends are evicted by age, windows before the latest turn first.
+"""Suits conversations: windows at outputs' ends are evicted by age, windows before the latest turn first.
 
     queue        holds
     speculative  windows before the slack; any window after which a conversation went on

@@ -1,4 +1,4 @@
-"""For prefixes that come back after long gaps: reused blocks outlive those used once.
+"""Suits prefixes that come back after long gaps: reused blocks outlive those used once.
 
     queue                holds
     speculative .. near  extras, as in `first`

@@ -123,7 +123,7 @@ class NoopSlots(Base):  # type: ignore[misc]
     """Mixin for a KVCacheManager class: `allocate_slots` returns at once if it would do nothing."""
 
     noop_limits: dict[str, NoopLimits]
-    """By request id; computed when first needed, dropped when the request is freed or allocates."""
+    """Keyed by request id; computed when first needed, dropped when the request is freed or allocates."""
     empty_kv_cache_blocks: KVCacheBlocks
     stock_class: type[Base]
     """vLLM's own class, which the manager gets back after an error."""

@@ -44,7 +44,7 @@ class PlannedUpdate(NamedTuple):
     """Indices of rows that have finished since the step was scheduled."""
     few: tuple[SchedulerOutput, ModelRunnerOutput]
     plain: list[bool]
-    """For each row, whether it is neither special nor dead."""
+    """Whether each row is neither special nor dead."""
     hashed: list[Request]
     """Requests of plain rows that complete a block of tokens to hash."""
 
@@ -74,7 +74,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     steady_steps: int
     """How many steps were scheduled on the path."""
     steady_placed: dict[str, BlockIds]
-    """By request id: blocks allocated in a step that stock then had to schedule. Stock's output must report them."""
+    """Blocks allocated in a step that stock then had to schedule, by request id. Stock's output must report them."""
     steady_tier: Tier | None
     """The host-memory tier, or None if the engine has none."""
     steady_last_rows: Rows | None

@@ -17,7 +17,7 @@ from kvtune.reading.analysis.processes import process_keys
 PROCESSES = ("front_end", "engine_core")
 
 FEWEST_TOKENS = 1000
-"""With fewer tokens than this, CPU time per token is too inexact."""
+"""CPU time per token is too inexact with fewer tokens than this."""
 
 
 @dataclass(frozen=True, slots=True)

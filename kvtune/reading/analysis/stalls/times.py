@@ -172,7 +172,7 @@ def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
 
 @dataclass(frozen=True, slots=True)
 class OffCpu:
-    """For each span: the share of its unexplained time without a CPU, the process, and whether one was stopped."""
+    """The share of each span's unexplained time without a CPU, the process, and whether one was stopped."""
 
     share: Seconds
     process: NDArray[np.int64]

@@ -43,7 +43,7 @@ MARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "stairs": ("line", {"interpolate": "step-after", "strokeWidth": 1.3}),
     "area": ("area", {"interpolate": "step-after", "opacity": 0.6, "color": SERIES[4]}),
 }
-"""For each `Lane.mark`, Vega-Lite's mark and its properties."""
+"""Vega-Lite's mark and its properties, for each `Lane.mark`."""
 AT = {"t": "time (s)"}
 SPAN = {"t": "from (s)", "until": "until (s)"}
 LINES: Mapping[str, Any] = {

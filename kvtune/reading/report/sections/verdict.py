@@ -17,7 +17,7 @@ PLACE = 0
 SHOWN = 2
 """Settings that help shown besides the best one, which the advice names."""
 MOST_ROUNDS = 4
-"""With more rounds than this, only the table of rounds shows their hit rates."""
+"""Only the table of rounds shows hit rates of more rounds than this."""
 
 
 def section(analysis: RunAnalysis) -> Section:

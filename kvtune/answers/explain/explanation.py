@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from kvtune.answers.changes import Change, changed_flags, other_core, situation
+from kvtune.answers.explain.remedies import candidates, combined, floor_of
 from kvtune.answers.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.answers.states.table import States, states_of
 from kvtune.base.commands import command, model_word
@@ -44,10 +46,6 @@ from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.analysis.verdict import OF_THE_CACHE
 from kvtune.requests.loads.sources import Sources
 from kvtune.requests.types import Workload
-
-if TYPE_CHECKING:
-    from kvtune.answers.explain.remedies import Change
-
 
 Counts = dict[str, int]
 
@@ -227,8 +225,6 @@ def _one_life(run: Run, trace: Path | None, model: str) -> None:
 
 
 def explained(bench: Bench, tries: int) -> Explanation:
-    from kvtune.answers.explain.remedies import candidates, combined, floor_of, situation
-
     run, view = bench.run, bench.view
     view.phase(f"replaying {count(int(sent_requests(run).sum()))} requests")
     listening = bench.setup.replayed(verdicts=True)
@@ -256,6 +252,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
         evictions=explanation.evictions,
         tokens_s=_written(replayed, explanation) / max(replayed.header.wall_s, 1e-9),
         stands_in=stands_in,
+        load=bench.setup.load.built(),
     )
     preempted = preempts(explanation.preemptions, explanation.requests)
     every = candidates(
@@ -359,13 +356,9 @@ class Bench:
         return self.simulators.replay(as_routed(self.run, setup), self.view.progress)
 
     def other_core(self) -> Change:
-        from kvtune.answers.explain.remedies import other_core, situation
-
-        return other_core(situation(self.setup, self.run.header.engine))
+        return next(other_core(situation(self.setup, self.run.header.engine)))
 
     def remedy(self, option: Change, outcome: Run | KvtuneError, before_tokens: int) -> Tried:
-        from kvtune.answers.explain.remedies import changed_flags
-
         device, figures = self.run.header.engine.device, dict[str, Any]()
         if isinstance(outcome, KvtuneError):
             figures = {"error": outcome.message}

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.answers.changes import Change, Situation, situation
 from kvtune.answers.explain.document import document
 from kvtune.answers.explain.explanation import (
     Bench,
@@ -25,7 +26,7 @@ from kvtune.answers.explain.explanation import (
     add_up,
     with_misses,
 )
-from kvtune.answers.explain.remedies import Change, Situation, candidates, combined, floor_of, situation
+from kvtune.answers.explain.remedies import candidates, combined, floor_of
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.causes import REPLAYED
 from kvtune.data.platforms import DEVICES

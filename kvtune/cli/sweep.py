@@ -54,6 +54,8 @@ class SweepQuery(Query):
     output: options.Output = REPORTS
     open_: options.Open = False
     json: options.Json = False
+    md: Annotated[options.Md, When("of the table of --states, without --json", states=True, json=False)] = False
+    page: Annotated[options.Page, When("of the table of --states", states=True)] = None
     flags: Flags = ()
 
 
@@ -137,5 +139,5 @@ def _states(query: SweepQuery, lab: Lab) -> int:
             f"{query.model} keeps no recurrent states, or its prefix caching is off",
             "`kvtune doctor MODEL` says which",
         )
-    print_answer(states, document(states), json=query.json)
+    print_answer(states, document(states), json=query.json, md=query.md, page=query.page)
     return 0

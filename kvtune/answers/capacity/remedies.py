@@ -15,7 +15,8 @@ SHARE, TIER_SHARE = 0.5, 0.25
 TIER_TIMES = 5.0
 """How many times as long as one of the base a replay with a host tier takes."""
 
-FIELDS = {"max-num-batched-tokens": "chunk", "max-num-seqs": "max_num_seqs"}
+LESS_AT_ONCE = {"max-num-batched-tokens": "chunk", "max-num-seqs": "max_num_seqs"}
+"""Flags of which the estimate has a field, and which are doubtful: they may bring hits only where prompts wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,49 +43,44 @@ def options(setup: Setup, info: EngineInfo, engine: Engine, sessions: int) -> li
     """Return what is worth a replay with `sessions` at once, and what arithmetic refuses."""
     here = situation(setup, info, sessions=sessions)
     named = (change for change in changes(here) if change.name and {*change.wins} != {PREEMPTED})
-    return [_option(change, here, _estimated(change, here, engine), engine) for change in named]
+    return [replace(_option(change, here), engine=_estimated(change, here, engine)) for change in named]
 
 
 def against_preemptions(setup: Setup, info: EngineInfo) -> list[Option]:
     """Return what is worth a replay only where the engine preempts requests."""
     here = situation(setup, info, sessions=1)
-    return [
-        _option(change, here) for change in changes(here) if change.name and {*change.wins} == {PREEMPTED}
-    ]
+    named = (change for change in changes(here) if change.name and {*change.wins} == {PREEMPTED})
+    return [_option(change, here) for change in named]
 
 
-def _option(
-    change: Change, here: Situation, estimated: Engine | None = None, now: Engine | None = None
-) -> Option:
+def _option(change: Change, here: Situation) -> Option:
     if change.why_not:
         return Option(change.name, why_not=change.why_not)
+    flags = changed_flags(change, here.setup).keys()
     return Option(
         change.name,
         change.setup,
         tuple(serving(change, here.setup)),
-        estimated,
-        change.note,
+        note=change.note,
         share=TIER_SHARE if change.times > 1 else SHARE,
         times=change.times,
         more_memory=change.more_memory,
-        doubtful=estimated is not None
-        and now is not None
-        and (estimated.pool, estimated.cache) == (now.pool, now.cache),
+        doubtful=change.kept is None and bool(flags) and flags <= LESS_AT_ONCE.keys(),
     )
 
 
 def _estimated(change: Change, here: Situation, engine: Engine) -> Engine | None:
     """Return what the estimate knows of the engine with a change: its pool, tier, steps and seats."""
-    estimated = dict[str, Any]()
-    if change.kept is not None:
+    fields = dict[str, Any]()
+    if change.why_not or change.kept is not None:
         return None
     for name, value in changed_flags(change, here.setup).items():
         if name == "num-gpu-blocks-override":
-            estimated["pool"] = int(engine.pool * int(value or 0) / here.blocks)
+            fields["pool"] = int(engine.pool * int(value or 0) / here.blocks)
         elif name == "kv-offloading-size":
-            estimated["cache"] = engine.pool * round(float(value or 0) / here.all_ranks_gib)
-        elif name in FIELDS:
-            estimated[FIELDS[name]] = int(value or 0)
+            fields["cache"] = engine.pool * round(float(value or 0) / here.all_ranks_gib)
+        elif name in LESS_AT_ONCE:
+            fields[LESS_AT_ONCE[name]] = int(value or 0)
         else:
             return None
-    return replace(engine, **estimated) if estimated else None
+    return replace(engine, **fields) if fields else None

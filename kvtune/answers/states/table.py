@@ -130,10 +130,9 @@ def offered(here: Situation) -> list[Change]:
 
 def visits_of(workload: Workload, tokens: int) -> list[int]:
     """Return for each request how many prompts up to it, with it, began with the same tokens; 0 for shorter prompts."""
-    begins = [tuple(joined(request.prompt, tokens)) for request in workload.requests]
-    seen = Counter[tuple[Span, ...]]()
-    visits = []
-    for request, begin in zip(workload.requests, begins, strict=True):
+    seen, visits = Counter[tuple[Span, ...]](), []
+    for request in workload.requests:
+        begin = tuple(joined(request.prompt, tokens))
         seen[begin] += 1
         visits.append(seen[begin] if request.prompt_tokens >= tokens else 0)
     return visits

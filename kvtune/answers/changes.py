@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
+
+import msgspec
 
 from kvtune.base.bounded import decode_json
 from kvtune.base.commands import core_words
@@ -87,15 +89,21 @@ class Change:
     place: int = 0
 
 
-class Evicted(Protocol):
-    """Tokens lost to evictions of one kind."""
+class Eviction(msgspec.Struct, frozen=True):
+    """Tokens lost to evictions of one kind, and the age of those evictions when the tokens were missed."""
 
-    @property
-    def tokens(self) -> int: ...
+    pressure: str
+    tokens: int
+    median_age_s: float
+    max_age_s: float
 
     def within(self, seconds: float) -> float:
-        """Return the share of them that were evicted less than this before they were missed."""
-        ...
+        """Return the share of the tokens that were evicted less than this before, ages spread evenly around them."""
+        if not seconds < self.max_age_s:
+            return 1.0
+        if seconds < self.median_age_s:
+            return 0.5 * seconds / self.median_age_s
+        return 0.5 + 0.5 * (seconds - self.median_age_s) / (self.max_age_s - self.median_age_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ class Situation:
     cpu: bool = False
     float32_states: bool = False  # the CPU keeps recurrent states in float32, and a flag changes that
     groups: int = 0  # of layers that share blocks
-    evictions: Sequence[Evicted] = ()
+    evictions: Sequence[Eviction] = ()
     stands_in: bool = False  # the set-up's model is another, with the run's KV specs
     turn_s: float = 0.0
     """Seconds in which the run writes as many tokens as the pool holds; 0: not known."""
@@ -198,7 +206,7 @@ def situation(
     engine: EngineInfo,
     *,
     ran_on: str = "",
-    evictions: Sequence[Evicted] = (),
+    evictions: Sequence[Eviction] = (),
     tokens_s: float = 0.0,
     stands_in: bool = False,
     sessions: int = 0,
@@ -350,8 +358,9 @@ def smaller_blocks(here: Situation) -> Iterator[Change]:
 
 def _same_bytes(setup: Setup, pool_bytes: int) -> Setup:
     """Return a set-up whose blocks have another size, with a pool of as many bytes as now."""
-    sized: dict[str, int | None] = {"num_gpu_blocks_override": None, "block_size": None}
-    return setup.replayed(specs={}).with_flags(**sized, kv_cache_memory_bytes=pool_bytes)
+    return setup.replayed(specs={}).with_flags(
+        num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=pool_bytes
+    )
 
 
 def finer_states(here: Situation) -> Iterator[Change]:
@@ -381,9 +390,9 @@ def drafting(here: Situation) -> Iterator[Change]:
     else:
         price = "a larger pool for the drafter's layers, larger steps"
         change = _kept_states(here, "as it is, with drafts of MTP", {DRAFTS: 1}, {}, price)
-    sized: dict[str, int | None] = {"num_gpu_blocks_override": None}
     if here.pool_gib and (here.setup.simulated.specs or POOL_FLAG in here.flags):
-        setup = change.setup.with_flags(**sized, kv_cache_memory_bytes=int(here.pool_gib * GIB))
+        pool_bytes = int(here.pool_gib * GIB)
+        setup = change.setup.with_flags(num_gpu_blocks_override=None, kv_cache_memory_bytes=pool_bytes)
         change = replace(change, setup=setup)
     if not here.stands_in:
         yield change

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from kvtune.answers.changes import Change, changed_flags, other_core, situation
+from kvtune.answers.changes import Change, Eviction, changed_flags, other_core, situation
 from kvtune.answers.explain.remedies import candidates, combined, floor_of
 from kvtune.answers.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.answers.states.table import States, states_of
@@ -53,23 +53,6 @@ LOOKAHEAD = (
     "not replayed: from 0.33 on, vLLM's block hashes look ahead for EAGLE and MTP, and no block is dropped; the "
     "installed vLLM's do not"
 )
-
-
-class Eviction(msgspec.Struct, frozen=True):
-    """Tokens lost to evictions of one kind, and the age of those evictions when the tokens were missed."""
-
-    pressure: str
-    tokens: int
-    median_age_s: float
-    max_age_s: float
-
-    def within(self, seconds: float) -> float:
-        """Return the share of the tokens that were evicted less than this before, ages spread evenly around them."""
-        if not seconds < self.max_age_s:
-            return 1.0
-        if seconds < self.median_age_s:
-            return 0.5 * seconds / self.median_age_s
-        return 0.5 + 0.5 * (seconds - self.median_age_s) / (self.max_age_s - self.median_age_s)
 
 
 class Disagreement(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ load has any.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from kvtune.requests.types import Span, Workload
 
 VISITS = 3
 SEEDS = (1, 2)
-"""Added to the load's seed: the loads with which the winner is replayed again."""
+"""Added to the load's seed: the loads with which the winner is replayed again, if the seed changes anything."""
 
 Outcomes = Callable[[Iterable[Setup]], list[Run | KvtuneError]]
 
@@ -117,15 +117,11 @@ def states_of(
 
 def offered(here: Situation) -> list[Change]:
     """Return what decides which states are kept: flags, then the core, then drafts, then what does nothing anywhere."""
-    every = [change for change in changes(here) if change.kept is not None]
-    return sorted(
-        every,
-        key=lambda change: (
-            not change.kept,
-            DRAFTS in change.settings,
-            bool(CORE.keys() & change.settings.keys()),
-        ),
-    )
+
+    def place(change: Change) -> tuple[bool, bool, bool]:
+        return not change.kept, DRAFTS in change.settings, not CORE.keys().isdisjoint(change.settings)
+
+    return sorted((change for change in changes(here) if change.kept is not None), key=place)
 
 
 def visits_of(workload: Workload, tokens: int) -> list[int]:
@@ -175,7 +171,8 @@ def _with_winner(table: States, every: Sequence[Change], outcomes: Outcomes) -> 
     no_winner = msgspec.structs.replace(table, serve=_serve(setup))
     if (rows[best].hit_tokens or 0) - (rows[0].hit_tokens or 0) < WORTH_SHARE * table.query_tokens:
         return msgspec.structs.replace(no_winner, why="no winner: no setting brings a point of hits")
-    loads, chosen = list(_other_loads(setup)), every[best].setup
+    seeded = (build(setup.load.spec, seed=setup.load.seed + more) for more in SEEDS)
+    loads, chosen = [load for load in seeded if load.hash != setup.load.hash], every[best].setup
     results = outcomes(each.with_load(load) for load in loads for each in (setup, chosen)) if loads else []
     hits = [None if isinstance(result, KvtuneError) else _hits(result) for result in results]
     confirmed = [
@@ -188,15 +185,6 @@ def _with_winner(table: States, every: Sequence[Change], outcomes: Outcomes) -> 
         return msgspec.structs.replace(no_winner, why=why)
     why = f"confirmed with {len(loads)} other seeds" if loads else "replayed for this load, which has no seed"
     return msgspec.structs.replace(table, winner=best, confirmed=confirmed, why=why, serve=_serve(chosen))
-
-
-def _other_loads(setup: Setup) -> Iterator[Workload]:
-    """Yield the load with other seeds; nothing where the seed changes nothing, as with a log."""
-    load = setup.load
-    for more in SEEDS:
-        other = build(load.spec, seed=load.seed + more)
-        if other.hash != load.hash:
-            yield other
 
 
 def _hits(run: Run) -> int:

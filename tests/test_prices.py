@@ -296,7 +296,7 @@ ANSWERED_IN_FOURS = '''def in_fours(here: Situation) -> Iterator[Change]:
 
 @pytest.mark.full
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_new_change_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune: the change and its name in the table. `explain`, `capacity` and `sweep --states` have it."""
     changes = copied(tmp_path) / "answers" / "changes.py"

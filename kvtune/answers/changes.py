@@ -44,7 +44,7 @@ LEAST_UNIT = 32
 CHUNKS = 8
 """States are kept with at most this many times the engine's steps for a prompt: each step reads all weights."""
 SLACKS = (64, 512, 2048)
-"""How far before a prompt's last state the core keeps another, beside what the load tells."""
+"""How far before a prompt's last state the core keeps another, where it keeps none yet."""
 SIZES = (POOL_FLAG, "kv-cache-memory-bytes")
 ON_CPU = "; on a CPU kvtune's plugin must be installed beside vLLM, whose own offloading is for GPUs"
 UNIT, CHECKPOINT = "prefix_match_unit", "enable_mamba_shared_prefix_checkpoint"
@@ -52,6 +52,7 @@ INTERVAL, INTERVAL_FLAG = "prefix_cache_retention_interval", "prefix-cache-reten
 INERT: tuple[tuple[str, Value], ...] = (("mamba_cache_mode", "none"), ("mamba_block_size", 8))
 """Settings that name states and that vLLM overwrites, with a value that it would not take."""
 RETENTION = ("retention", "storing windows")
+"""The kinds of cause that windows and states win that are kept more densely."""
 DROPPING = ("eagle", "eagle3", "mtp")
 SPECULATION = (
     ("disable_lookahead_block_hashes", False, "other hashes than engines that share a store with it"),

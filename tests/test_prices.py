@@ -286,3 +286,58 @@ def test_a_new_figure_of_capacity_is_two_files(tmp_path: Path) -> None:
     Draft202012Validator(schema).validate(answer)
     assert "slowest_step_s" in schema["$defs"]["Seed"]["properties"]
     assert "slowest" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+ANSWERED_IN_FOURS = '''def in_fours(here: Situation) -> Iterator[Change]:
+    """Yield tokens that are streamed in fours, beside states that the core keeps."""
+    kinds = {"retention": 1.0, "smaller blocks": 1.0, "eviction": 1.0}
+    setup = here.setup.with_flags(stream_interval=4)
+    yield Change("in fours", setup, "later tokens", kinds, "rows in fours", "of four", "as it is, in fours")
+
+
+'''
+
+
+@pytest.mark.full
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_new_change_is_one_entry(tmp_path: Path) -> None:
+    """In a copy of kvtune: the change and its name in the table. `explain`, `capacity` and `sweep --states` have it."""
+    changes = copied(tmp_path) / "answers" / "changes.py"
+    lines = after(changes, '    return json.dumps(value, separators=(",", ":"))\n\n\n', ANSWERED_IN_FOURS)
+    lines += after(changes, "    caching,\n", "    in_fours,\n")
+    assert lines < 10
+    model, flags = "tiny-qwen3next", ["--", "--max-model-len", "4096", "--num-gpu-blocks-override", "400"]
+    load = ["-w", "rounds:prefixes=2,prefix=2000,suffix=64,output=4,rounds=2"]
+    agents = "agents:context=300,tools=30,output=20,turns=4,think=2,different=40,longest=900,max_think=20,hours=0.02"
+    python(
+        tmp_path,
+        "-m",
+        "kvtune",
+        "profile",
+        model,
+        "--on",
+        "sim",
+        *load,
+        "--core",
+        "stock",
+        "-o",
+        "runs",
+        *flags,
+    )
+    (run,) = (tmp_path / "runs").glob("*.kvrun")
+    asked = {
+        "in fours": ["explain", str(run), "--tries", "2"],
+        "as it is, in fours": ["sweep", model, "--states", *load, *flags],
+        "rows in fours": ["capacity", model, "-w", agents, "--sessions", "2", "--seeds", "1", *flags],
+    }
+    for shown, words in asked.items():
+        page = tmp_path / f"{words[0]}.html"
+        answer = json.loads(
+            python(tmp_path, "-m", "kvtune", *words[:2], "--json", "--page", page.name, *words[2:])
+        )
+        rows = answer.get("remedies") or answer["rows"]
+        (row,) = (row for row in rows if shown in (row.get("change"), row.get("kept"), row.get("name")))
+        assert not row.get("why_not") and not row.get("error")
+        assert shown in page.read_text(encoding="utf-8"), words[0]
+        assert shown in python(tmp_path, "-m", "kvtune", words[0], words[1], "--md", *words[2:]), words[0]

@@ -41,6 +41,10 @@ class SweepQuery(Query):
     output: options.Output = REPORTS
     open_: options.Open = False
     json: options.Json = False
+    md: Annotated[options.Md, When("of the table of --states, without --json", states=True, json=False)] = (
+        False
+    )
+    page: Annotated[options.Page, When("of the table of --states", states=True)] = None
     flags: Flags = ()
 
 
@@ -61,19 +65,14 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.data.flags import settings_given
+    from kvtune.data.knobs import GROUPS
     from kvtune.data.run.slo import read_slo
 
     limits = read_slo(query.slo)
     objective = objective_of(query.objective, slo=limits)
-    groups = {
-        "pin": query.pin,
-        "min_drop": query.min_drop,
-        "block_size": query.block_size,
-        "retention": query.retention,
-    }
-    chosen_groups = [
-        name for name, given in {**groups, "chunk": query.chunk, "gc": query.gc}.items() if given
-    ]
+    given = {"pin": query.pin, "min_drop": query.min_drop, "block_size": query.block_size, "gc": query.gc}
+    given |= {"retention": query.retention, "chunk": query.chunk}
+    chosen_groups = [group for group in GROUPS if given[group]]
     setup, work, facts = set_up(query, limits)
     grid = build_space(chosen_groups, query.set_ or [], facts)
     simulated, run = query.on in ("sim", "both"), query.on != "sim"
@@ -124,5 +123,5 @@ def _states(query: SweepQuery, lab: Lab) -> int:
             f"{query.model} keeps no recurrent states, or its prefix caching is off",
             "`kvtune doctor MODEL` says which",
         )
-    print_answer(states, document(states), json=query.json)
+    print_answer(states, document(states), json=query.json, md=query.md, page=query.page)
     return 0

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from kvtune.answers.changes import Change, Eviction, changed_flags, other_core, situation
+from kvtune.answers.explain.remedies import candidates, combined, floor_of
 from kvtune.answers.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.answers.states.table import States, states_of
 from kvtune.base.commands import command, model_word
@@ -45,33 +47,12 @@ from kvtune.reading.analysis.verdict import OF_THE_CACHE
 from kvtune.requests.loads.sources import Sources
 from kvtune.requests.types import Workload
 
-if TYPE_CHECKING:
-    from kvtune.answers.explain.remedies import Change
-
-
 Counts = dict[str, int]
 
 LOOKAHEAD = (
     "not replayed: from 0.33 on, vLLM's block hashes look ahead for EAGLE and MTP, and no block is dropped; the "
     "installed vLLM's do not"
 )
-
-
-class Eviction(msgspec.Struct, frozen=True):
-    """Tokens lost to evictions of one kind, and the age of those evictions when the tokens were missed."""
-
-    pressure: str
-    tokens: int
-    median_age_s: float
-    max_age_s: float
-
-    def within(self, seconds: float) -> float:
-        """Return the share of the tokens that were evicted less than this before, ages spread evenly around them."""
-        if not seconds < self.max_age_s:
-            return 1.0
-        if seconds < self.median_age_s:
-            return 0.5 * seconds / self.median_age_s
-        return 0.5 + 0.5 * (seconds - self.median_age_s) / (self.max_age_s - self.median_age_s)
 
 
 class Disagreement(msgspec.Struct, frozen=True):
@@ -227,8 +208,6 @@ def _one_life(run: Run, trace: Path | None, model: str) -> None:
 
 
 def explained(bench: Bench, tries: int) -> Explanation:
-    from kvtune.answers.explain.remedies import candidates, combined, floor_of, situation
-
     run, view = bench.run, bench.view
     view.phase(f"replaying {count(int(sent_requests(run).sum()))} requests")
     listening = bench.setup.replayed(verdicts=True)
@@ -256,6 +235,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
         evictions=explanation.evictions,
         tokens_s=_written(replayed, explanation) / max(replayed.header.wall_s, 1e-9),
         stands_in=stands_in,
+        load=bench.setup.load.built(),
     )
     preempted = preempts(explanation.preemptions, explanation.requests)
     every = candidates(
@@ -359,13 +339,9 @@ class Bench:
         return self.simulators.replay(as_routed(self.run, setup), self.view.progress)
 
     def other_core(self) -> Change:
-        from kvtune.answers.explain.remedies import other_core, situation
-
-        return other_core(situation(self.setup, self.run.header.engine))
+        return next(other_core(situation(self.setup, self.run.header.engine)))
 
     def remedy(self, option: Change, outcome: Run | KvtuneError, before_tokens: int) -> Tried:
-        from kvtune.answers.explain.remedies import changed_flags
-
         device, figures = self.run.header.engine.device, dict[str, Any]()
         if isinstance(outcome, KvtuneError):
             figures = {"error": outcome.message}

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.answers.changes import Change, Situation, situation
 from kvtune.answers.explain.document import document
 from kvtune.answers.explain.explanation import (
     Bench,
@@ -25,7 +26,7 @@ from kvtune.answers.explain.explanation import (
     add_up,
     with_misses,
 )
-from kvtune.answers.explain.remedies import Change, Situation, candidates, combined, floor_of, situation
+from kvtune.answers.explain.remedies import candidates, combined, floor_of
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.causes import REPLAYED
 from kvtune.data.platforms import DEVICES
@@ -44,6 +45,7 @@ from kvtune.reading.analysis.cache import prefix_cache
 from kvtune.reading.analysis.replayed import helping
 from kvtune.requests.loads.spec import build
 from tests.answers.explain.replayed import explain
+from tests.simulator import SHARED
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "explain.txt"
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
@@ -404,6 +406,21 @@ def test_the_opt_in_orders_are_among_the_remedies_of_evictions(core: str) -> Non
 def test_without_sliding_windows_there_are_no_chats_to_keep_apart() -> None:
     plain = replace(at(core="kvtune"), window=0)
     assert not any("chat" in change for change in changes({"evicted": 500}, plain))
+
+
+@pytest.mark.vllm
+def test_where_the_core_keeps_states_the_slack_of_the_load_wins() -> None:
+    """After the shared 2,000 tokens come 64: with the default of 512 a state is kept too far before them."""
+    flags = ["--max-model-len", "4096", "--num-gpu-blocks-override", "2000"]
+    kept: dict[str, Any] = {"core": "kvtune", "core_settings": {"keep_states": True}}
+    setup = Setup(model="tiny-qwen3next", engine_args=flags, platform=DEVICES["h100"], **kept).sized()
+    load = build("rounds:prefixes=2,prefix=2000,suffix=64,output=4,rounds=3")
+    with SHARED.simulators(setup.model, setup.platform) as simulators:
+        explanation = explain(simulators.replay(setup.with_load(load)), tries=1)
+    best = explanation.remedies[0]
+    assert best.core_settings["slack"] == 64 and best.cause == "not_retained"
+    assert best.gain_tokens == explanation.prefix_cache.misses["not_retained"] > 0
+    assert "core.slack=64" in best.serve
 
 
 def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:

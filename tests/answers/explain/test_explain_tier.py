@@ -8,8 +8,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from kvtune.answers.changes import Situation
 from kvtune.answers.explain.document import document
-from kvtune.answers.explain.remedies import Situation, candidates
+from kvtune.answers.explain.remedies import candidates
 from kvtune.data.run.types import EngineInfo, Run
 from kvtune.data.show.screen import document_lines
 from kvtune.lab.device.cost import INSTANT

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.answers.explain.explanation import Eviction
-from kvtune.answers.explain.remedies import Situation, candidates
+from kvtune.answers.changes import Eviction, Situation
+from kvtune.answers.explain.remedies import candidates
 from kvtune.data.run.extras import Remedy, Replayed
 from kvtune.data.run.types import CoreInfo
 from kvtune.lab.setup.setup import Setup

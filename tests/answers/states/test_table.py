@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from kvtune.answers.states.document import document
-from kvtune.answers.states.table import States, beginning, states_of, visits_of
+from kvtune.answers.states.table import States, states_of, visits_of
 from kvtune.base.errors import KvtuneError
 from kvtune.data.platforms import DEVICES
 from kvtune.data.show.markdown import markdown
 from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.prefix_tree import joined
 from kvtune.requests.loads.spec import build
 from kvtune.requests.types import Span
 from tests.simulator import SHARED, run
@@ -29,8 +30,8 @@ def table(spec: str, *flags: str, model: str = "tiny-qwen3next") -> States | Non
 
 def test_a_beginning_is_the_same_however_its_spans_are_cut() -> None:
     whole, cut = (Span(1, 0, 300), Span(2, 0, 50)), (Span(1, 0, 100), Span(1, 100, 200), Span(3, 0, 9))
-    assert beginning(whole, 250) == beginning(cut, 250) == (Span(1, 0, 250),)
-    assert beginning(whole, 320) != beginning(cut, 320)
+    assert [*joined(whole, 250)] == [*joined(cut, 250)] == [Span(1, 0, 250)]
+    assert [*joined(whole, 320)] != [*joined(cut, 320)]
 
 
 def test_visits_count_the_prompts_with_the_same_beginning() -> None:

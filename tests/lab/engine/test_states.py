@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.answers.states.choices import Choice
-from kvtune.answers.states.table import engine_of, offered
+from kvtune.answers.changes import Change, situation
+from kvtune.answers.states.table import offered
 from kvtune.lab.setup.setup import Setup
 from kvtune.requests.loads.spec import build
 from tests.lab.engine.real import lockstep
@@ -34,7 +34,7 @@ CORES: dict[str, dict[str, Any]] = {
 }
 
 
-def cells(model: str, flags: list[str]) -> list[Choice]:
+def cells(model: str, flags: list[str]) -> list[Change]:
     """The table's rows without drafts."""
     core = CORES[model]
     setup = Setup(
@@ -45,11 +45,11 @@ def cells(model: str, flags: list[str]) -> list[Choice]:
     ).sized()
     with SHARED.simulators(model) as simulators:
         run = simulators.replay(setup.with_load(build(AGAIN)))
-    engine = engine_of(setup, run)
-    assert engine is not None
+    here = situation(setup, run.header.engine)
+    assert here.states
     return [
-        Choice("as it is", {}),
-        *(c for c in offered(engine) if not c.why_not and "num_speculative_tokens" not in c.settings),
+        Change("as it is", setup, kept="as it is"),
+        *(c for c in offered(here) if not c.why_not and "num_speculative_tokens" not in c.settings),
     ]
 
 
@@ -58,17 +58,17 @@ def test_each_cell_hits_on_the_engine_what_its_replay_hits(
     model: str, flags: list[str], tmp_path: Path
 ) -> None:
     hits: dict[str, list[list[int]]] = {}
-    for number, choice in enumerate(cells(model, flags)):
+    for number, change in enumerate(cells(model, flags)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        args = Setup(model=model, engine_args=flags).with_knobs(choice.settings).engine_args
+        args = Setup(model=model, engine_args=flags).with_knobs(change.settings).engine_args
         loads = [{"workload": load, "blocks": BLOCKS} for load in (LOAD, AGAIN)]
         cases = lockstep(folder, {"model": model, "args": args, "cases": loads, **CORES[model]})["cases"]
         for case in cases:
             real, simulated = case["hits"]
-            assert real == simulated and min(real) >= 0, (choice, case["workload"])
-            assert case["digests"][0] == case["digests"][1], choice
-        hits[choice.kept] = [case["hits"][0] for case in cases]
+            assert real == simulated and min(real) >= 0, (change, case["workload"])
+            assert case["digests"][0] == case["digests"][1], change
+        hits[change.kept or ""] = [case["hits"][0] for case in cases]
     plain = hits["as it is"]
     second = slice(2, 4)  # of two prefixes
     every = next(of for kept, of in hits.items() if kept.startswith("every"))

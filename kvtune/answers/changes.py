@@ -617,7 +617,7 @@ CHANGES: tuple[Callable[[Situation], Iterator[Change]], ...] = (
 )
 """The table. Of changes with equal gains, answers list the first one first."""
 OF_STATES, OF_OTHERS = {finer_states, drafting, by_core, inert}, {more_windows}
-"""For models with recurrent states alone, and for those without."""
+"""The sections of models with recurrent states alone, and of those without."""
 
 
 def changes(here: Situation) -> list[Change]:

@@ -316,7 +316,7 @@ class Audit:
     removed_blocks: int = 0
     resets: int = 0
     restarts: int = 0
-    """By the numbers of one rank's batches, the most of all ranks."""
+    """The most of all ranks, by the numbers of their batches."""
     begun: int = 0
     """Restarts by /metrics."""
     most: int = 0
@@ -326,7 +326,7 @@ class Audit:
     _reopened: set[int] = field(default_factory=set)
     """Ranks whose events have other addresses since a restart."""
     _least: dict[int, float] = field(default_factory=dict)
-    """By rank, the smallest time from a batch's own time to its coming: the clocks' difference, at least."""
+    """The smallest time of each rank from a batch's own time to its coming: the clocks' difference, at least."""
     _asked: deque[tuple[float, float]] = field(default_factory=deque)
     """Looks of the last LATE_S seconds: when, and the tokens that events had to tell by then, at least."""
     _base: tuple[float, float, float] | None = None

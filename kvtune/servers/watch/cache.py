@@ -45,7 +45,7 @@ class Cache:
     by_content: bool = False
     most_bytes: int = MOST_HELD_BYTES
     blocks: dict[int, Blocks] = field(default_factory=dict)
-    """By rank."""
+    """Those of each rank."""
     evicted_blocks: int = 0
     resets: int = 0
     """How often the cache was reset."""

@@ -15,7 +15,7 @@ from kvtune.servers.watch.blocks import Blocks, Stretch
 
 @dataclass(slots=True)
 class Elsewhere:
-    """Of one prompt whose first chunk was computed by time `at`.
+    """What is found of one prompt, whose first chunk was computed by time `at`.
 
     `computed`: of each of its blocks, whether another server had computed it by then. `held`: tokens that one of them
     would have hit; `stored_at`: when that was stored. `most_held`, `most_computed`: also what they stored until a later

@@ -72,7 +72,7 @@ class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, g
     kv_cache_spec_kind: Annotated[str, Meta(max_length=100)] | None = None
     kv_cache_spec_sliding_window: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     session_id: str | None = None
-    """Of the request that computed the blocks: the client's, or a tap's."""
+    """The id of the request that computed the blocks: the client's, or a tap's."""
 
 
 class Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type", frozen=True, gc=False):

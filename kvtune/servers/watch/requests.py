@@ -103,9 +103,9 @@ class Requests:
         self.cache = cache
         self.earlier = Earlier(whole=whole)
         self.others: Sequence[Requests] = ()
-        """Of the other servers of a fleet."""
+        """Those of a fleet's other servers."""
         self._open: dict[int, Line] = {}
-        """By number."""
+        """The lines that have not ended, by number."""
         self._names: dict[int, str] = {}
         self._size = size
         self._stored = False

@@ -224,9 +224,9 @@ class Servers:
     history: bool = True
     members: dict[str, Member] = field(default_factory=dict)
     gone: dict[str, Counts] = field(default_factory=dict)
-    """By model, what was counted of servers that are no longer named."""
+    """What was counted of servers that are no longer named, by model."""
     _left: list[tuple[Scrape, list[str]]] = field(default_factory=list)
-    """Of each server in `gone`, its last scrape and its place."""
+    """The last scrape and the place of each server in `gone`."""
     _read: float = 0.0
     _waiting: list[tuple[Member, Received]] = field(default_factory=list)
     """Batches that are still to be counted."""

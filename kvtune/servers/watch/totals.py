@@ -121,7 +121,7 @@ class Totals(Counts):
     """Tokens that the tails of all answered prompts can have at most."""
     _waiting: deque[Lot] = field(default_factory=deque)
     _marks: deque[Mark] = field(default_factory=deque)
-    """Of the looks since SETTLE_S, and the last one before."""
+    """Those of the looks since SETTLE_S, and the last one before."""
 
     def begin(self, look: Look, started: float | None = None) -> Mark:
         """Take the first look. `started`: the server's start, if all events since then were read; they count, too."""

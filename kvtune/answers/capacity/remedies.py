@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvtune.answers.capacity.estimate import Engine
+from kvtune.answers.capacity.replays import Engine
 from kvtune.answers.explain.remedies import (
     GIB,
     Change,

@@ -48,7 +48,7 @@ class CapacityQuery(Query):
     sessions: int = option(
         0, "--sessions", "Replay this number and what moves it; 0: search the number.", min=0
     )
-    seeds: int = option(3, "--seeds", "Seeds of the exact replays.", min=1, max=64)
+    seeds: int = option(3, "--seeds", "Seeds to search; others are replayed at the answer.", min=1, max=64)
     remedies: Annotated[
         bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
     ] = True

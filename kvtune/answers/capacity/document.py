@@ -40,6 +40,12 @@ REMEDIES = (
     Column("hits kept"),
     Column("note", right=False, folds=True, rank=2, least=30),
 )
+NOT_TRUSTED = Banner(
+    "warn",
+    "Where the device is full is not known to a session",
+    "Times and what is marked * are of step costs that are not known or not trusted. How many sessions keep their hits "
+    "hardly depends on them.",
+)
 UNKNOWN = tuple(Column(head, right=False, folds=True, least=24) for head in ("what", "why", "what to do"))
 
 
@@ -54,7 +60,7 @@ def document(capacity: Capacity) -> Document:
             *(capacity.model, capacity.load.workload, capacity.keep, capacity.hours, capacity.pool.blocks),
         ),
         title=f"{capacity.model} · sessions · kvtune",
-        banners=_banners(capacity),
+        banners=() if capacity.cost.trusted else (NOT_TRUSTED,),
         closing=f"{capacity.replays} replays, {capacity.elapsed_s:.0f} s",
     )
 
@@ -88,16 +94,6 @@ def _gain(remedy: Remedy) -> float:
         if remedy.at is not None and remedy.base is not None
         else 0.0
     )
-
-
-def _banners(capacity: Capacity) -> tuple[Banner, ...]:
-    if capacity.cost.trusted:
-        return ()
-    text = (
-        "Times and what is marked * are of step costs that are not known or not trusted. How many sessions keep their "
-        "hits hardly depends on them."
-    )
-    return (Banner("warn", "Where the device is full is not known to a session", text),)
 
 
 def _sections(capacity: Capacity) -> Iterator[Section]:

@@ -261,16 +261,16 @@ class _Account:
         self._phase(f"replays: {', '.join(filter(None, parts))}")
 
     def _options(self, sessions: int) -> list[Option]:
-        """Return what may be replayed with as many sessions."""
+        """Return what may be replayed with as many sessions. Without a replay of these: what arithmetic allows."""
         tried = options(self._of.setup, self._info, self._engine, sessions)
         base = self._bench.parts.get((sessions, SEED))
         if base is None:
             return [option for option in tried if not option.doubtful]
-        why_not = "every hit that is possible is kept already" if base.kept >= ALL else ""
-        idle = (
-            f"prompts wait in {percent(base.waiting, digits=0)} of the time" if base.waiting < WAITS else ""
-        )
-        tried = [_refused(option, why_not or (idle if option.doubtful else "")) for option in tried]
+        if base.kept >= ALL:
+            tried = [_refused(option, "every hit that is possible is kept already") for option in tried]
+        elif base.waiting < WAITS:
+            idle = f"prompts wait in {percent(base.waiting, digits=0)} of the time"
+            tried = [_refused(option, idle) if option.doubtful else option for option in tried]
         if any(seed.twice >= TWICE for task, seed in self._base if task.sessions == sessions):
             tried += against_preemptions(self._of.setup, self._info)
         return tried
@@ -288,19 +288,21 @@ class _Account:
         self._replay_all(self._changed(sessions, tried))
         base = Point.of(sessions, [self._bench.parts[sessions, SEED]])
         made = {task.change: seed for task, seed in self._bench.made.items()}
-        return [self._remedy(option, base, made.get(option.name)) for option in tried]
-
-    def _remedy(self, option: Option, base: Point, made: Seed | KvtuneError | None) -> Remedy:
-        replayed = Point.of(base.sessions, [made]) if isinstance(made, Seed) else None
-        return Remedy(
-            name=option.name,
-            flags=list(option.flags),
-            note=option.note,
-            base=base,
-            at=replayed,
-            why_not=made.message if isinstance(made, KvtuneError) else option.why_not,
-            more_memory=option.more_memory and replayed is not None,
-        )
+        remedies = []
+        for option in tried:
+            seed = made.get(option.name)
+            remedies.append(
+                Remedy(
+                    name=option.name,
+                    flags=list(option.flags),
+                    note=option.note,
+                    base=base,
+                    at=Point.of(sessions, [seed]) if isinstance(seed, Seed) else None,
+                    why_not=seed.message if isinstance(seed, KvtuneError) else option.why_not,
+                    more_memory=option.more_memory,
+                )
+            )
+        return remedies
 
     @property
     def _base(self) -> list[tuple[Task, Seed]]:
@@ -332,45 +334,32 @@ class _Account:
         return "max_num_seqs" if sessions >= self._engine.max_num_seqs else "device"
 
     def _unknown(self, kept: Searches | None) -> Iterator[CannotSay]:
-        hours = self._bench.hours
+        hours, longest_s = self._bench.hours, longest_pause_s(self._load)
         if not self._of.cost_source:
-            yield CannotSay(
-                what="where the device is full",
-                why="the time of a step is not known: replays take a nominal one",
-                next="--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS",
-            )
+            why = "the time of a step is not known: replays take a nominal one"
+            step = "--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS"
+            yield CannotSay(what="where the device is full", why=why, next=step)
         elif not self._cost.trusted:
-            yield CannotSay(
-                what="where the device is full, to a session",
-                why=f"the step cost ({self._of.cost_source}) is not trusted",
-                next="--like RUN of a longer run on a quiet machine",
-            )
-        if kept is not None and kept.still < STILL:
-            yield CannotSay(
-                what="the range over more seeds",
-                why=f"after {len(kept.numbers)} seeds it still grew, and more do not fit a minute",
-                next=f"--seeds {4 * self._of.seeds}",
-            )
-        if max(seed.requests for _, seed in self._base) < FEW:
-            yield CannotSay(
-                what="a share to a point",
-                why=f"no replay measured {FEW} requests",
-                next="hours= of more, or more sessions in the log",
-            )
-        longest_s = longest_pause_s(self._load)
-        if hours < longest_s * HOURS_OF_CUT * 0.99:
-            yield CannotSay(
-                what="turns after the longest pauses",
-                why=f"{hours:.3g} hours are short for pauses of up to {longest_s:g} s",
-                next=f"hours={longest_s * HOURS_OF_CUT:.3g}, or a lower max_think=",
-            )
+            why = f"the step cost ({self._of.cost_source}) is not trusted"
+            step = "--like RUN of a longer run on a quiet machine"
+            yield CannotSay(what="where the device is full, to a session", why=why, next=step)
         if kept is not None and kept.range.high > kept.most:
             yield CannotSay(what="the largest number", why=f"over {kept.most}", next="--sessions N")
-        yield CannotSay(
-            what="other sessions than these",
-            why="lengths, pauses and answers are those of the load",
-            next="a log of your own: -w requests:path=LOG",
+        elif kept is not None and kept.still < STILL:
+            why = f"after {len(kept.numbers)} seeds it still moved, and more do not fit a minute"
+            yield CannotSay(what="the range to a session", why=why, next=f"--seeds {4 * self._of.seeds}")
+        if max(seed.requests for _, seed in self._base) < FEW:
+            why = f"no replay measured {FEW} requests"
+            yield CannotSay(what="a share to a point", why=why, next="more hours=")
+        if hours < longest_s * HOURS_OF_CUT * 0.99:
+            why = f"{hours:.3g} hours are short for pauses of up to {longest_s:g} s"
+            step = f"hours={longest_s * HOURS_OF_CUT:.3g}, or a lower max_think="
+            yield CannotSay(what="turns after the longest pauses", why=why, next=step)
+        why, step = (
+            "lengths, pauses and answers are those of the load",
+            "a log of your own: -w requests:path=LOG",
         )
+        yield CannotSay(what="other sessions than these", why=why, next=step)
 
     @property
     def _load_told(self) -> LoadTold:

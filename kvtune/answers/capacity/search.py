@@ -95,7 +95,7 @@ class Search:
     def next(self, slope: float, usual: float) -> int:
         """Return the number to replay next. `usual`: where others cross the line; 0: not known."""
         low, high = self.low, self.high or self.most + 1
-        if low < round(usual) < high:
+        if low * (1 + 1 / WIDE) < round(usual) < high * (1 - 1 / WIDE):
             return round(usual)
         guess = round(self.crossing(slope))
         if not self.high:
@@ -110,7 +110,7 @@ class Search:
 class Searches:
     """The searches of one line. `first`: where they begin; `seeds`: that are searched.
 
-    Further seeds are replayed where those cross, once if that is near the line, and else searched, too.
+    Further seeds are replayed where those cross, and once more if that is far from the line.
     """
 
     line: float
@@ -149,28 +149,29 @@ class Searches:
         return 1 + max((self.seeds - 1, *self.by_seed, *self.running))
 
     def _is_open(self, seed: int) -> bool:
-        close = CLOSE if seed < self.seeds else LINEAR
-        return seed not in self.by_seed or not self.by_seed[seed].is_found(close)
+        """Whether a number is not known. Further seeds' are read off near the line, or from their second replay."""
+        search = self.by_seed.get(seed)
+        if search is None or seed < self.seeds:
+            return search is None or not search.is_found()
+        return len(search.shares) < 2 and not search.is_found(LINEAR)
 
     @property
     def usual(self) -> float:
         """The mean number of sessions on the line, of the searches that have ended; 0: none has."""
         slope = self.slope
-        found = [search.crossing(slope) for search in self.by_seed.values() if search.is_found()]
-        return max(1.0, fmean(found)) if found else 0.0
+        numbers = [search.crossing(slope) for search in self.by_seed.values() if search.is_found()]
+        return max(1.0, fmean(numbers)) if numbers else 0.0
 
     @property
     def slope(self) -> float:
         """What a session costs near the line, by the replays of each seed; 0: no search has ended.
 
-        A least-squares slope; where replays are so near to each other that they differ by chance, it is drawn to that
-        of a line from no sessions, which keep everything.
+        A least-squares slope, less what a replay moves by chance; at least that of a line from no sessions, which keep
+        everything.
         """
         if not any(search.is_found() for search in self.by_seed.values()):
             return 0.0
-        usual = (1 - self.line) / fmean(search.nearest for search in self.by_seed.values())
-        spread = (CLOSE / usual) ** 2
-        fall = usual * spread
+        spread = fall = 0.0
         for search in self.by_seed.values():
             ends = (search.low, search.high) if search.is_found() else ()
             near = [n for n in search.shares if n in ends or abs(search.off(n)) <= LINEAR]
@@ -178,7 +179,8 @@ class Searches:
                 middle, share = fmean(near), fmean(search.shares[n] for n in near)
                 spread += sum((n - middle) ** 2 for n in near)
                 fall += sum((n - middle) * (share - search.shares[n]) for n in near)
-        return max(usual / 2, fall / spread)
+        least = (1 - self.line) / fmean(search.nearest for search in self.by_seed.values())
+        return max(least, fall / spread - CLOSE / sqrt(spread)) if spread else least
 
     @property
     def numbers(self) -> list[int]:

@@ -139,7 +139,8 @@ class _Account:
             kept = self._searched(question.keep, lambda seed: seed.kept)
             number = fmean(kept.numbers)
             replayed = min(kept.by_seed[SEED].shares, key=lambda n: (abs(n - number), n))
-        remedies = self._remedies(replayed) if question.remedies else []
+        keep_all = kept is not None and kept.range.low > kept.most
+        remedies = self._remedies(replayed) if question.remedies and not keep_all else []
         if question.slo and not question.sessions:
             within = self._searched(MET, lambda seed: seed.met or 0.0).range
             slo = Limits(limits=dict(question.slo), met=MET, sessions=within, trusted=self._cost.trusted)

@@ -235,7 +235,7 @@ class _Account:
 
     def _expected(self, searches: Searches, further: int) -> list[float]:
         """Return the work of as many more replays where the searches cross, and of the changes there."""
-        window, sessions = self._bench.window, min(round(searches.usual) or searches.first, searches.most)
+        window, sessions = self._bench.window, searches.about
         works = [Task(sessions, SEED, self._of.setup).work(window)] * further
         if self._of.remedies:
             works += [task.work(window) for task in self._changed(sessions, self._options(sessions))]

@@ -1,8 +1,8 @@
 """Finds how many sessions keep a share, from replays of several seeds. Pure: it names the next replay, others make it.
 
 While a seed's replays lie on one side of the line, more sessions follow, up to twice as many, or fewer; then the number
-where a straight line between two replays crosses. A replay within a point of the line ends the seed's search: a session
-more or less moves the share by as much, by chance. Other seeds begin where the first one crosses.
+where a straight line between two replays crosses. A replay within a point of the line ends the search: a session more
+or less moves the share by as much, by chance. Other seeds begin there, and one replay near the line is enough of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MET = 0.9
 SURE = 0.9
 """The range has the next seed's number with this probability, half of the rest lies on each side."""
 STILL = 3
-"""Further seeds end when so many in a row lie in the range of those before."""
+"""No more seeds are replayed when so many in a row lie in the range of those before."""
 LEAST_SEEDS, MOST_SEEDS = 5, 16
 """The fewest are replayed in any case."""
 
@@ -63,12 +63,13 @@ class Search:
         """Return by how much a replay is above the line."""
         return self.shares[sessions] - self.line
 
-    def is_found(self, close: float = CLOSE) -> bool:
-        low, high = self.low, self.high
+    def is_found(self, coarse: int = 1) -> bool:
+        """Whether the number can be read off. `coarse`: 2 where a slope is known."""
+        low, high, near = self.low, self.high, abs(self.off(self.nearest))
         if low and high and self.off(low) <= LINEAR and self.off(high) >= -LINEAR:
             return True
-        narrow = high and high - low <= max(1, low // WIDE)
-        return bool(narrow) or low >= self.most or abs(self.off(self.nearest)) <= close
+        narrow = high and high - low <= max(1, coarse * low // WIDE)
+        return bool(narrow) or low >= self.most or near <= (LINEAR if coarse > 1 else CLOSE)
 
     def crossing(self, slope: float) -> float:
         """Return where the share crosses the line. `slope`: what a session costs there; 0: no search has ended."""
@@ -108,9 +109,10 @@ class Search:
 
 @dataclass(slots=True)
 class Searches:
-    """The searches of one line. `first`: where they begin; `seeds`: that are searched.
+    """The searches of one line. `first`: where they begin; `seeds`: how many in any case.
 
-    Further seeds are replayed where those cross, and once more if that is far from the line.
+    When the first has ended, others begin where it crosses. Of these a replay near the line is enough: its number is
+    read off by the slope that all have.
     """
 
     line: float
@@ -149,11 +151,9 @@ class Searches:
         return 1 + max((self.seeds - 1, *self.by_seed, *self.running))
 
     def _is_open(self, seed: int) -> bool:
-        """Whether a number is not known. Further seeds' are read off near the line, or from their second replay."""
+        """Whether a number is not known. Once one search has ended, of other seeds a replay near the line is enough."""
         search = self.by_seed.get(seed)
-        if search is None or seed < self.seeds:
-            return search is None or not search.is_found()
-        return len(search.shares) < 2 and not search.is_found(LINEAR)
+        return search is None or not search.is_found(2 if self.usual else 1)
 
     @property
     def usual(self) -> float:
@@ -161,6 +161,12 @@ class Searches:
         slope = self.slope
         numbers = [search.crossing(slope) for search in self.by_seed.values() if search.is_found()]
         return max(1.0, fmean(numbers)) if numbers else 0.0
+
+    @property
+    def about(self) -> int:
+        """About where the line is crossed, as far as is known."""
+        tried = [n for search in self.by_seed.values() for n in search.shares]
+        return min(round(self.usual) or max(tried, default=self.first), self.most)
 
     @property
     def slope(self) -> float:
@@ -173,7 +179,9 @@ class Searches:
             return 0.0
         spread = fall = 0.0
         for search in self.by_seed.values():
-            ends = (search.low, search.high) if search.is_found() else ()
+            ends = (
+                sorted(search.shares, key=lambda n: abs(n - search.nearest))[:2] if search.is_found() else ()
+            )
             near = [n for n in search.shares if n in ends or abs(search.off(n)) <= LINEAR]
             if near:
                 middle, share = fmean(near), fmean(search.shares[n] for n in near)
@@ -221,6 +229,6 @@ class Searches:
         return max(0, min(STILL - self.still - unsure, most - self._begun))
 
     def left(self, further: bool) -> int:
-        """Return about how many replays follow those that run."""
-        searched = (seed for seed in range(self.seeds) if seed not in self.running)
-        return sum(map(self._is_open, searched)) + self._wanted(further)
+        """Return about how many replays follow those that run; before a search has ended, two more to end it."""
+        waiting = [seed for seed in range(self.seeds) if seed not in self.running]
+        return sum(map(self._is_open, waiting)) + self._wanted(further) + (0 if self.usual else 2)

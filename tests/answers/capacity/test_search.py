@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvtune.answers.capacity.search import CLOSE, LEAST_SEEDS, MOST_SEEDS, Search, Searches
+from kvtune.answers.capacity.search import CLOSE, LEAST_SEEDS, LINEAR, MOST_SEEDS, Search, Searches
 from tests.capacities import Curve, smooth
 
 LINE, MOST = 0.9, 512
@@ -53,7 +53,7 @@ def test_each_seeds_number_is_found_to_a_point(
     curve = smooth(sessions, power, spread=spread)
     searches, made = searched(curve, first)
     for seed, number in enumerate(searches.range.by_seed):
-        off = 2 * CLOSE if seed < searches.seeds else 4 * CLOSE
+        off = 2 * CLOSE if searches.by_seed[seed].is_found() else LINEAR
         assert curve(max(1, number), seed) > LINE - off and curve(number + 1, seed) < LINE + off
     assert len(made) <= 20 and sum(n for n, _ in made) <= 16 * max(sessions, first)
 
@@ -68,9 +68,10 @@ def test_replays_that_waver_by_a_point_do_not_mislead_it() -> None:
 
 def test_where_hits_fall_off_a_cliff_it_is_found_to_a_session() -> None:
     searches, made = searched(lambda n, seed: 0.99 if n <= 40 + seed % 3 else 0.3)
-    assert searches.numbers == [40 + seed % 3 for seed in range(len(searches.numbers))]
-    assert 37 <= searches.range.low < 40 and 42 < searches.range.high <= 45
-    assert len(made) <= 40
+    assert searches.numbers[0] == 40
+    assert all(abs(number - 40 - seed % 3) <= 2 for seed, number in enumerate(searches.numbers))
+    assert 36 <= searches.range.low < 40 and 42 < searches.range.high <= 46
+    assert len(made) <= 30
 
 
 def test_a_flat_curve_ends_it_and_the_range_is_wide() -> None:

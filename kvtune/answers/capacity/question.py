@@ -347,7 +347,7 @@ class _Account:
         if kept is not None and kept.range.high > kept.most:
             yield CannotSay(what="the largest number", why=f"over {kept.most}", next="--sessions N")
         elif kept is not None and kept.still < STILL:
-            why = f"after {len(kept.numbers)} seeds it still moved, and more do not fit a minute"
+            why = f"{len(kept.numbers)} seeds were replayed, and more do not fit a minute"
             yield CannotSay(what="the range to a session", why=why, next=f"--seeds {4 * self._of.seeds}")
         if max(seed.requests for _, seed in self._base) < FEW:
             why = f"no replay measured {FEW} requests"

@@ -19,6 +19,8 @@ CLOSE = 0.01
 """A replay this near to the line ends a search."""
 WIDE = 32
 """Numbers of sessions are told apart to one in this many."""
+COARSE = 3
+"""Once one search has ended, both count so many times for other seeds: these differ by more."""
 FEW = 60
 """A share of fewer measured requests is an accident, and taken for kept."""
 NEAR, FAR = 9 / 8, 2.0
@@ -64,12 +66,12 @@ class Search:
         return self.shares[sessions] - self.line
 
     def is_found(self, coarse: int = 1) -> bool:
-        """Whether the number can be read off. `coarse`: 2 where a slope is known."""
+        """Whether the number can be read off, `coarse` times as coarsely as where nothing else is known."""
         low, high, near = self.low, self.high, abs(self.off(self.nearest))
         if low and high and self.off(low) <= LINEAR and self.off(high) >= -LINEAR:
             return True
         narrow = high and high - low <= max(1, coarse * low // WIDE)
-        return bool(narrow) or low >= self.most or near <= (LINEAR if coarse > 1 else CLOSE)
+        return bool(narrow) or low >= self.most or near <= coarse * CLOSE
 
     def crossing(self, slope: float) -> float:
         """Return where the share crosses the line. `slope`: what a session costs there; 0: no search has ended."""
@@ -153,7 +155,7 @@ class Searches:
     def _is_open(self, seed: int) -> bool:
         """Whether a number is not known. Once one search has ended, of other seeds a replay near the line is enough."""
         search = self.by_seed.get(seed)
-        return search is None or not search.is_found(2 if self.usual else 1)
+        return search is None or not search.is_found(COARSE if self.usual else 1)
 
     @property
     def usual(self) -> float:

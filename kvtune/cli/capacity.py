@@ -33,7 +33,7 @@ class CapacityQuery(Query):
     slo: str = option("", *TIMED)("""Latency limits in ms that nine of ten requests must meet:
         ttft=2000,tpot=80. Needs step times.""")
     sessions: int = option(0, min=0)("Replay this number and what moves it; 0: search the number.")
-    seeds: int = option(3, min=1, max=64)("Seeds of the exact replays.")
+    seeds: int = option(3, min=1, max=64)("Seeds to search; others are replayed at the answer.")
     remedies: bool = option(True, "--remedies/--no-remedies")("Replay what may move the answer.")
     replicas_up_to: int | None = option(None, "MOST", min=2, max=64)("""Say how many engines like this one
         the load needs, of 1 to this many: a log at its own times, or with --sessions N, N at once.""")

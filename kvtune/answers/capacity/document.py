@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import mean, median
+from statistics import median
 
-from kvtune.answers.capacity.result import Answer, Capacity, Collapse, Limits, Point, Range, Remedy, Replicas
+from kvtune.answers.capacity.result import Capacity, Limits, Point, Range, Remedy, Replicas
 from kvtune.base.units import count, percent, size
 from kvtune.data.causes import CAUSES
 from kvtune.data.run.signature import identity
@@ -13,8 +13,8 @@ from kvtune.data.show.charts import columns, spec_of
 from kvtune.data.show.parts import Banner, Chart, Document, Section, grid
 from kvtune.data.show.terminal import Column
 
-MOVED = 2
-"""A remedy whose mean number of sessions is this much higher stands in the headline."""
+MOVED = 0.02
+"""A change that keeps this much more of the hits stands in the headline."""
 LIMITS = {
     "pool": "the pool",
     "device": "the device",
@@ -22,7 +22,6 @@ LIMITS = {
     "one request": "the pool holds not even one session",
     "none": "nothing up to there",
 }
-REPLAY, ESTIMATE = "exact replays", "estimates"
 CURVE = (
     Column("sessions"),
     Column("hits kept"),
@@ -30,6 +29,7 @@ CURVE = (
     Column("computed per output token", rank=4),
     Column("computed twice", rank=3),
     Column("pool held, most", rank=3),
+    Column("prompts wait", rank=2),
     Column("p50 first token", rank=2),
     Column("turns a minute", rank=2),
     Column("within limits", rank=1),
@@ -38,9 +38,13 @@ CURVE = (
 REMEDIES = (
     Column("what moves it"),
     Column("hits kept"),
-    Column("sessions"),
-    Column("full from", rank=1),
     Column("note", right=False, folds=True, rank=2, least=30),
+)
+NOT_TRUSTED = Banner(
+    "warn",
+    "Where the device is full is not known to a session",
+    "Times and what is marked * are of step costs that are not known or not trusted. How many sessions keep their hits "
+    "hardly depends on them.",
 )
 UNKNOWN = tuple(Column(head, right=False, folds=True, least=24) for head in ("what", "why", "what to do"))
 
@@ -56,59 +60,40 @@ def document(capacity: Capacity) -> Document:
             *(capacity.model, capacity.load.workload, capacity.keep, capacity.hours, capacity.pool.blocks),
         ),
         title=f"{capacity.model} · sessions · kvtune",
-        banners=_banners(capacity),
-        closing=f"{capacity.replays} replays, {capacity.estimates:,} estimates, {capacity.elapsed_s:.0f} s",
+        banners=() if capacity.cost.trusted else (NOT_TRUSTED,),
+        closing=f"{capacity.replays} replays, {capacity.elapsed_s:.0f} s",
     )
 
 
 def headline(capacity: Capacity) -> str:
-    """Return the answer in one sentence. What ends the sessions first stands first."""
-    asked = next(answer for answer in capacity.answers if answer.keep == capacity.keep)
+    """Return the answer in one sentence."""
     kept = f"hits stay above {100 * capacity.keep:g} % of what is possible"
-    collapse = capacity.collapse
-    if collapse is not None and collapse.sessions.high < asked.sessions.low:
-        clauses = [
-            f"{_full_from(collapse)}, before the cache ends",
-            f"{kept} up to {_range(asked.sessions)} sessions",
-        ]
-    else:
-        clauses = [f"{sessions(asked.sessions)} at once ({kept})"]
-        if collapse is not None:
-            clauses.append(f"saturates at {_range(collapse.sessions)}{_mark(collapse.trusted)}")
+    clauses = [
+        f"{_sessions(answer.sessions)} at once ({kept}; {_seeds(answer.sessions)})"
+        for answer in capacity.answers
+    ]
+    if not clauses:
+        (point,) = capacity.curve
+        clauses = [f"{point.sessions:,} sessions keep {_kept(point)} of the hits that are possible"]
     if capacity.slo is not None:
         slo = capacity.slo
         clauses.append(f"within {_limits(slo)} {_range(slo.sessions)}{_mark(slo.trusted)}")
     if capacity.replicas is not None and capacity.replicas.by_seed:
         clauses.append(fewest(capacity.replicas))
-    best = _best(capacity, asked)
-    if best is not None and best.sessions is not None:
-        clauses.append(f"with {best.name} {_range(best.sessions)}")
+    best = max((remedy for remedy in capacity.remedies if not remedy.more_memory), key=_gain, default=None)
+    if best is not None and best.base is not None and best.at is not None and _gain(best) >= MOVED:
+        clauses.append(
+            f"{best.base.sessions:,} keep {_kept(best.at)} with {best.name}, {_kept(best.base)} without"
+        )
     return "; ".join(clauses)
 
 
-def _full_from(collapse: Collapse) -> str:
-    return f"the device is full from {_range(collapse.sessions)}{_mark(collapse.trusted)} sessions on"
-
-
-def _best(capacity: Capacity, asked: Answer) -> Remedy | None:
-    """Return the remedy that brings most sessions without more memory."""
-    least = mean(asked.sessions.by_seed) + MOVED
-    moved = [
-        (mean(remedy.sessions.by_seed), remedy)
-        for remedy in capacity.remedies
-        if remedy.sessions is not None and not remedy.more_memory and mean(remedy.sessions.by_seed) > least
-    ]
-    return max(moved, key=lambda pair: pair[0])[1] if moved else None
-
-
-def _banners(capacity: Capacity) -> tuple[Banner, ...]:
-    if capacity.cost.trusted:
-        return ()
-    text = (
-        "Times and ranges marked * are of step costs that are not known or not trusted. How many sessions keep their "
-        "hits hardly depends on them."
+def _gain(remedy: Remedy) -> float:
+    return (
+        remedy.at.kept.mean - remedy.base.kept.mean
+        if remedy.at is not None and remedy.base is not None
+        else 0.0
     )
-    return (Banner("warn", "Where the device is full is not known to a session", text),)
 
 
 def _sections(capacity: Capacity) -> Iterator[Section]:
@@ -116,27 +101,18 @@ def _sections(capacity: Capacity) -> Iterator[Section]:
         "curve",
         "How many sessions fit",
         facts=tuple(given(capacity)),
-        tables=(grid(CURVE, [point_row(point, capacity) for point in _replayed(capacity)], "Exact replays"),),
+        tables=(grid(CURVE, [point_row(point, capacity) for point in capacity.curve], "Exact replays"),),
         notes=(*_answers(capacity), *preempted(capacity)),
         draw=lambda: [_chart(capacity)],
     )
-    if capacity.cuts:
-        heads = ("pauses cut at", "fit", "turns a minute, together")
-        cuts = [
-            (
-                f"{cut.max_think:,.0f} s",
-                sessions(cut.sessions),
-                f"{cut.turns_a_minute:.0f}{_mark(capacity.cost.trusted)}",
-            )
-            for cut in capacity.cuts
-        ]
-        lead = "A session that pauses for long hardly uses the pool, and counts. Estimates."
-        yield Section("cuts", "Where pauses are cut", lead=lead, tables=(grid(heads, cuts),))
     if capacity.remedies:
-        rows = [(*remedy_row(remedy, capacity), said_of(remedy)) for remedy in capacity.remedies]
-        yield Section(
-            "remedies", "What moves it", lead=_of_remedies(capacity), tables=(grid(REMEDIES, rows),)
+        rows = [(*remedy_row(remedy), said_of(remedy)) for remedy in capacity.remedies]
+        base = next(remedy.base for remedy in capacity.remedies if remedy.base is not None)
+        lead = (
+            f"Each was replayed with {base.sessions:,} session{'s'[: base.sessions > 1]}, with one seed and a quarter "
+            "of the time, and so was the engine as it is."
         )
+        yield Section("remedies", "What moves it", lead=lead, tables=(grid(REMEDIES, rows),))
     if capacity.replicas is not None:
         lead, *numbers = shared(capacity.replicas)
         yield Section("replicas", "How many replicas this load needs", lead=f"{lead}.", notes=tuple(numbers))
@@ -161,7 +137,7 @@ def given(capacity: Capacity) -> Iterator[tuple[str, str]]:
         f"{pool.blocks:,} blocks = {count(pool.tokens)} tokens{memory}: {pool.contexts:.1f} mean prompts{assumes}",
     )
     if cost.source == "plausible":
-        times = "not known*: replays take nominal ones, ranges marked * are over three costs 23x apart"
+        times = "not known*: replays take nominal ones"
     else:
         times = f"{cost.step_ms:.3g} ms + {cost.prompt_token_ms:.3g} ms a prompt token"
         times += f" + {cost.decode_ms:.3g} ms a decode" if cost.decode_ms else ""
@@ -178,59 +154,46 @@ def given(capacity: Capacity) -> Iterator[tuple[str, str]]:
 
 
 def point_row(point: Point, capacity: Capacity) -> list[str]:
-    """Return the cells of CURVE; a dash for what an estimate does not know, or what was not asked for."""
+    """Return the cells of CURVE; a dash for what was not asked for."""
     within = [seed.met for seed in point.seeds if seed.met is not None]
-    held = [seed.pool_most for seed in point.seeds if seed.pool_most is not None]
     sign = _mark(capacity.cost.trusted)
     return [
         f"{point.sessions:,}",
-        _share([seed.kept for seed in point.seeds]),
+        _kept(point),
         _share([seed.hit_rate for seed in point.seeds]),
         _spread([seed.computed_per_output for seed in point.seeds]),
         _twice(point) if _was_preempted(point) else "–",
-        percent(max(held), digits=0) if held else "–",
+        percent(max(seed.pool_most or 0.0 for seed in point.seeds), digits=0),
+        f"{_share([seed.waiting for seed in point.seeds])}{sign}",
         f"{median(seed.ttft_p50_s for seed in point.seeds):.2f} s{sign}",
         f"{_spread([seed.turns_a_minute for seed in point.seeds])}{sign}",
         f"{_share(within)}{sign}" if within else "–",
-        f"{len(point.seeds)} {'replays' if point.by == 'replay' else ESTIMATE}",
+        f"{len(point.seeds)} replay{'s'[: len(point.seeds) > 1]}",
     ]
 
 
 def _answers(capacity: Capacity) -> Iterator[str]:
     for answer in capacity.answers:
-        times = ", moves with step costs*" if answer.needs_times else ""
-        limit = f"the limit is {LIMITS[answer.limit]}{times}"
-        yield f"{100 * answer.keep:g} % of an infinite cache's hits: {sessions(answer.sessions)}; {limit}."
-    if capacity.collapse is not None:
-        yield f"{_full_from(capacity.collapse).capitalize()}: prompts wait most of the time, hits collapse."
+        share = f"{100 * answer.keep:g} % of an infinite cache's hits"
+        yield f"{share}: {_sessions(answer.sessions)}; the limit is {LIMITS[answer.limit]}."
     if capacity.slo is not None:
         slo = capacity.slo
         share = f"{100 * slo.met:g} % of the requests within {_limits(slo)}"
-        yield f"{share}: {sessions(slo.sessions)}{_mark(slo.trusted)}."
+        yield f"{share}: {_sessions(slo.sessions)}{_mark(slo.trusted)}."
+    for numbers in [answer.sessions for answer in capacity.answers][:1]:
+        if numbers.low < numbers.high:
+            by_seed = ", ".join(f"{number:,}" for number in numbers.by_seed)
+            yield (
+                f"With {numbers.low:,} sessions 95 % of other seeds are expected to keep the hits, with "
+                f"{numbers.high:,} sessions 5 %. Those that were replayed keep them with {by_seed}."
+            )
 
 
-def _of_remedies(capacity: Capacity) -> str:
-    """Say what the remedies were replayed with."""
-    base = next((remedy.base for remedy in capacity.remedies if remedy.base is not None), None)
-    if base is None:
-        return ""
-    base_range = sessions(Range.of([base.sessions], base.sessions))
-    share = "half of the time (with a host tier a quarter)"
-    return f"Each was replayed with {base_range}, with one seed and {share}, and so was the engine as it is."
-
-
-def remedy_row(remedy: Remedy, capacity: Capacity) -> tuple[str, str, str, str]:
-    """Return a remedy's name, the hits kept before and with it, its sessions, and from where it is full."""
-    if remedy.at is None:
-        return remedy.name, "–", "no change" if remedy.why_not else "–", "–"
-    base = _share([seed.kept for seed in remedy.base.seeds]) if remedy.base is not None else "–"
-    full = remedy.collapse if capacity.cost.source != "plausible" else None
-    return (
-        remedy.name,
-        f"{base} -> {_share([seed.kept for seed in remedy.at.seeds])} at {remedy.at.sessions}",
-        _range(remedy.sessions) if remedy.sessions is not None else "–",
-        f"{_range(full)}{_mark(capacity.cost.trusted)}" if full is not None else "–",
-    )
+def remedy_row(remedy: Remedy) -> tuple[str, str]:
+    """Return a remedy's name, and the hits that are kept without and with it."""
+    if remedy.at is None or remedy.base is None:
+        return remedy.name, "no change" if remedy.why_not else "–"
+    return remedy.name, f"{_kept(remedy.base)} -> {_kept(remedy.at)} at {remedy.at.sessions}"
 
 
 def said_of(remedy: Remedy) -> str:
@@ -243,7 +206,7 @@ def said_of(remedy: Remedy) -> str:
 
 def preempted(capacity: Capacity) -> Iterator[str]:
     """Yield what preemptions cost at each replayed number of sessions."""
-    points = [point for point in _replayed(capacity) if _was_preempted(point)]
+    points = [point for point in capacity.curve if _was_preempted(point)]
     for point in points:
         causes: dict[str, float] = {}
         for seed in point.seeds:
@@ -262,9 +225,9 @@ def preempted(capacity: Capacity) -> Iterator[str]:
 def fewest(replicas: Replicas) -> str:
     """Return how many engines the load needs, in words."""
     load = f"{replicas.sessions} sessions need" if replicas.sessions else "this load as it is needs"
-    most = replicas.most
-    fewest = Range.of([number or most + 1 for number in replicas.by_seed], most)
-    return f"{load} {_range(fewest)} replica{'' if fewest.high == 1 else 's'} ({replicas.router})"
+    numbers = [number or replicas.most + 1 for number in replicas.by_seed]
+    needed = Range(low=min(numbers), high=max(numbers), by_seed=numbers, most=replicas.most)
+    return f"{load} {_range(needed)} replica{'s'[: needed.high > 1]} ({replicas.router})"
 
 
 def shared(replicas: Replicas) -> Iterator[str]:
@@ -284,16 +247,16 @@ def shared(replicas: Replicas) -> Iterator[str]:
         yield f"{number}: {_share([point.kept for point in points])} of the hits kept{within}{busiest}: {verdict}"
 
 
-def _replayed(capacity: Capacity) -> list[Point]:
-    return [point for point in capacity.curve if point.by == "replay"]
-
-
 def _was_preempted(point: Point) -> bool:
     return any(seed.preempted for seed in point.seeds)
 
 
 def _twice(point: Point) -> str:
     return _share([seed.twice for seed in point.seeds], digits=1)
+
+
+def _kept(point: Point) -> str:
+    return _share([seed.kept for seed in point.seeds])
 
 
 def _limits(limits: Limits) -> str:
@@ -304,7 +267,11 @@ def _mark(trusted: bool) -> str:
     return "" if trusted else "*"
 
 
-def sessions(numbers: Range) -> str:
+def _seeds(numbers: Range) -> str:
+    return f"{len(numbers.by_seed)} seed{'s'[: len(numbers.by_seed) > 1]}"
+
+
+def _sessions(numbers: Range) -> str:
     return f"{_range(numbers)} session{'' if numbers.high == 1 else 's'}"
 
 
@@ -325,72 +292,53 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _chart(capacity: Capacity) -> Chart:
-    """Draw the share of the hits that is kept, mean and range over seeds, and both regions."""
+    """Draw the share of the hits that each replay keeps, and where the answer ends."""
     import altair as alt
 
-    points = capacity.curve
-    kinds = [REPLAY if point.by == "replay" else ESTIMATE for point in points]
+    points, last = capacity.curve, capacity.curve[-1].sessions
     kept = columns(
         sessions=[point.sessions for point in points],
         kept=[100 * point.kept.mean for point in points],
         low=[100 * point.kept.low for point in points],
         high=[100 * point.kept.high for point in points],
-        by=kinds,
     )
-    asked = next(answer for answer in capacity.answers if answer.keep == capacity.keep)
-    last = max(point.sessions for point in points)
-    regions = [(asked.sessions.low, asked.sessions.high, f"ends by {LIMITS[asked.limit]}")]
-    collapse = capacity.collapse
-    if collapse is not None and collapse.sessions.low <= last:
-        regions.append((collapse.sessions.low, min(collapse.sessions.high, last), "the device is full"))
     ends = columns(
-        start=[low - 0.5 for low, _, _ in regions],
-        stop=[high + 0.5 for _, high, _ in regions],
-        what=[what for _, _, what in regions],
+        start=[answer.sessions.low - 0.5 for answer in capacity.answers],
+        stop=[min(answer.sessions.high, last) + 0.5 for answer in capacity.answers],
+        what=[f"ends by {LIMITS[answer.limit]}" for answer in capacity.answers],
     )
     base = alt.Chart(alt.NamedData(name="kept"), height=260)
     scale = alt.Scale(domain=[0, last + 1])
     across = alt.X("sessions:Q", title="sessions at once", scale=scale, axis=alt.Axis(format="d"))
-    colors = alt.Scale(domain=[REPLAY, ESTIMATE], range=["var(--c-hit)", "var(--c4)"])
-    color = alt.Color("by:N", title=None, scale=colors)
     share = alt.Y("kept:Q", title="hits kept (%)", scale=alt.Scale(domain=[0, 100]))
+    color = alt.value("var(--c-hit)")
+    tips = [
+        alt.Tooltip("sessions:Q", title="sessions"),
+        alt.Tooltip("kept:Q", title="hits kept (%)", format=".1f"),
+    ]
     drawing = alt.layer(
         alt.Chart(alt.NamedData(name="ends"))
         .mark_rect(opacity=0.12)
         .encode(
             x=alt.X("start:Q", title="sessions at once"),
             x2="stop:Q",
-            color=alt.Color("what:N", title=None, legend=None),
             tooltip=[alt.Tooltip("what:N", title=" ")],
         ),
-        base.mark_rule().encode(
-            x=across, y=alt.Y("low:Q", title="hits kept (%)"), y2="high:Q", color=color.legend(None)
-        ),
-        base.mark_point(filled=True, size=50).encode(
-            x=across,
-            y=share,
-            color=color,
-            tooltip=[
-                alt.Tooltip("sessions:Q", title="sessions"),
-                alt.Tooltip("kept:Q", title="hits kept (%)", format=".1f"),
-                alt.Tooltip("by:N", title=" "),
-            ],
-        ),
-    ).resolve_scale(color="independent")
-    ranges = [map(percent, (point.kept.mean, point.kept.low, point.kept.high)) for point in points]
-    rows = [
-        (point.sessions, *shares, kind) for point, shares, kind in zip(points, ranges, kinds, strict=True)
-    ]
+        base.mark_line().encode(x=across, y=share, color=color),
+        base.mark_rule().encode(x=across, y=alt.Y("low:Q", title="hits kept (%)"), y2="high:Q", color=color),
+        base.mark_point(filled=True, size=50).encode(x=across, y=share, color=color, tooltip=tips),
+    )
+    rows = [(p.sessions, *map(percent, (p.kept.mean, p.kept.low, p.kept.high)), len(p.seeds)) for p in points]
     return Chart(
         "kept",
         "Hits that are kept, of what is possible",
         headline(capacity),
         spec_of(drawing),
         grid(
-            ("sessions", "hits kept", "lowest seed", "highest seed", "by"),
+            ("sessions", "hits kept", "lowest seed", "highest seed", "replays"),
             rows,
             "Share of an infinite cache's hits",
         ),
         {"kept": kept, "ends": ends},
-        "A line is the range over seeds. Shaded: where the answer ends, by seed, and where the device is full.",
+        "Points are exact replays, upright lines the range over seeds. Shaded: where the answer ends.",
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
@@ -21,7 +20,6 @@ class Pace:
 
     at_once: int = 1
     clock: Clock = field(default_factory=Clock)
-    _waiting: deque[float] = field(default_factory=deque)
     _begun: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Of each replay that runs: its work, and when it began."""
     _ends_s: dict[int, float] = field(default_factory=dict)
@@ -31,39 +29,33 @@ class Pace:
     _starting_s: float = 0.0
     _playing_s: float = 0.0
 
-    def plan(self, works: Iterable[float]) -> None:
-        """Replays of this work begin in this order."""
-        self._waiting.extend(works)
-
-    def begin(self, number: int) -> None:
-        self._begun[number] = self._waiting.popleft(), self.clock.now()
+    def begin(self, number: int, work: float) -> None:
+        self._begun[number] = work, self.clock.now()
 
     def report(self, number: int, share: float, playing_s: float) -> None:
         """A replay has played this share in this time."""
         if share >= ENOUGH:
             self._ends_s[number] = self.clock.now() + playing_s * (1 / min(1.0, share) - 1)
 
-    def end(self, number: int, starting_s: float = 0.0, playing_s: float = 0.0) -> None:
-        """A replay has ended; 0: how long it took is not known. What it waited to be read is in neither time."""
-        work, _ = self._begun.pop(number)
+    def end(self, number: int, starting_s: float = 0.0) -> None:
+        """A replay has ended, which has played after `starting_s`; 0: it says nothing of the others."""
+        work, begun_s = self._begun.pop(number)
         self._ends_s.pop(number, None)
-        if playing_s:
+        if starting_s:
             self._ended, self._done = self._ended * FADES + 1, self._done * FADES + work
             self._starting_s = self._starting_s * FADES + starting_s
-            self._playing_s = self._playing_s * FADES + playing_s
+            self._playing_s = self._playing_s * FADES + self.clock.now() - begun_s - starting_s
 
-    def left_s(self, after: Sequence[float] = ()) -> float | None:
-        """Return the seconds until all have ended, those too that come `after` the planned. None: not known yet."""
+    def left_s(self, following: Iterable[float] = ()) -> float | None:
+        """Return the seconds until all have ended, those too that follow in this order. None: not known yet."""
         if not self._ended:
             return None
-        now_s = self.clock.now()
-        ends_s = {number: begun_s + self._takes_s(work) for number, (work, begun_s) in self._begun.items()}
+        now_s, each_s = self.clock.now(), self._starting_s / self._ended
+        work_s = self._playing_s / self._done
+        ends_s = {number: begun_s + each_s + work_s * work for number, (work, begun_s) in self._begun.items()}
         lanes = [max(0.0, end_s - now_s) for end_s in (ends_s | self._ends_s).values()]
         lanes += [0.0] * (self.at_once - len(lanes))
         heapify(lanes)
-        for work in (*self._waiting, *after):
-            heapreplace(lanes, lanes[0] + self._takes_s(work))
+        for work in following:
+            heapreplace(lanes, lanes[0] + each_s + work_s * work)
         return max(lanes)
-
-    def _takes_s(self, work: float) -> float:
-        return self._starting_s / self._ended + self._playing_s / self._done * work

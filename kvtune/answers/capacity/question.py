@@ -1,61 +1,39 @@
-"""How many sessions fit: estimates over all numbers and seeds, exact replays at those that are printed, remedies."""
+"""How many sessions fit: exact replays until the share of hits crosses the line, then what moves it at that number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import fmean, median
-from threading import Thread
 
 import msgspec
 
-from kvtune.answers.capacity.estimate import Engine, Window
-from kvtune.answers.capacity.remedies import (
-    SHARE,
-    TIER_SHARE,
-    TIER_TIMES,
-    Option,
-    against_preemptions,
-    options,
-)
-from kvtune.answers.capacity.replays import Bench, Seed, Task, estimated
+from kvtune.answers.capacity.remedies import against_preemptions, doubtful, options
+from kvtune.answers.capacity.replays import Bench, Engine, Seed, Task, Window
 from kvtune.answers.capacity.replicas import Fleets, needed
 from kvtune.answers.capacity.result import (
     Answer,
     CannotSay,
     Capacity,
-    Collapse,
     CostBy,
     CostTold,
-    Cut,
     EngineTold,
     Limit,
     Limits,
     LoadTold,
     Point,
     PoolTold,
-    Range,
     Remedy,
-    Replicas,
 )
-from kvtune.answers.capacity.search import FULL, MET, Estimates, fitted
-from kvtune.base.errors import KvtuneError, UsageError
-from kvtune.data.run.types import EngineInfo
-from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.answers.capacity.search import FEW, MET, STILL, Searches
+from kvtune.answers.changes import Change, serving
+from kvtune.base.errors import KvtuneError
+from kvtune.base.units import percent
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.build import uncollected
 from kvtune.requests.loads.sessions import Load
 from kvtune.requests.loads.spec import has_key, parsed, session_load, with_keys
 
-SHARES = (0.95, 0.75, 0.5)
-"""Answered beside the share that was asked for."""
-CUTS = (60.0, 600.0, 1800.0, 7200.0)
-CUT_SEEDS = 4
-SEEDS = tuple(range(8))
-"""Seeds of estimates."""
-FEW_SEEDS = SEEDS[:3]
-"""Those of estimates of other costs, of remedies, and of many more sessions than the answer."""
 WARM_SHARE = 1 / 3
 HOURS_OF_CUT = 3 / 3600
 """A load is played this long for each second of the longest pause: its warm third is one such pause,"""
@@ -63,31 +41,26 @@ HOURS_OF_SESSION = 1.5 / 3600
 """and for each second that half of the sessions take at most,"""
 REQUESTS = 1000
 """or until this many requests are measured, with as many sessions as the pool holds. `hours=` sets it instead."""
-FITS = 2
-REMEDY_SEED = 0
-REMEDIES = 4
-"""About as many changes are replayed, besides a host tier."""
-CLOSE, OFF = 0.01, 0.02
-"""From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
-NEAR = 0.03
-"""An estimate that is right this share of the sessions away is not off: at a cliff a session takes several points."""
+LEAST_FIRST = 4
+"""A search begins with as many sessions as mean prompts fit in the pool, and with these at least."""
+MOST, LEAST_MOST = 512, 16
+"""More sessions than the first are never looked for, fewer than the second always. Powers of two."""
+MOST_REQUESTS = 20_000
+"""Numbers of sessions that send about as many requests are not looked for: each replay would take minutes."""
+MINUTE_S = 60.0
+"""Further seeds are replayed while all is expected to end in this time."""
 EVERY_S = 10.0
 """How long it takes is said again after this."""
-DRAWN = 12
-"""About as many numbers of sessions are estimated for the curve alone."""
-SURE_SHARE = 0.75
-"""Below this only replays are shown."""
-NO_MORE = "not replayed: the estimate finds no more sessions with it"
+FULL = 0.5
+"""A device is full where a prompt waits for its turn in more than this share of the time."""
+WAITS = 0.1
+"""Where prompts wait for a smaller share of the time, how steps are filled is not tried."""
+ALL = 0.999
+"""Where this share of the hits is kept, a larger cache brings nothing."""
 TWICE = 0.001
 """Where less of what steps compute was computed before a preemption, no remedy for that is tried."""
-PLAUSIBLE = (
-    StepCost(step_us=4_000.0, prefill_token_us=3.0, decode_us=60.0, kv_token_us=0.0002),
-    NOMINAL,
-    StepCost(
-        step_us=15_000.0, prefill_token_us=70.0, decode_us=60.0, kv_token_us=0.0002, prefill_kv_us=0.0001
-    ),
-)
-"""Costs for a device of which none are known, 23x apart: from a small model on a fast GPU to 70B on four."""
+SEED = 0
+"""That of the changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +68,8 @@ class Question:
     """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known; `cost_by`: as `by` of
     `CostTold`.
 
-    `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
-    `fleets`: engines that share the load, to find how many it needs.
+    `sessions`: answer for this number, without a search; 0: search. `seeds`: that are searched. `remedies`: are tried,
+    too. `fleets`: engines that share the load, to find how many it needs.
     """
 
     model: str
@@ -117,20 +90,8 @@ def answer(
     question: Question, bench_of: Callable[[str, float, Window], Bench], phase: Callable[[str], None]
 ) -> Capacity:
     """Return the whole answer. `bench_of`: makes the bench of a spec, hours and window; `phase`: hears what is done."""
-    with uncollected():  # estimates make millions of objects, too
+    with uncollected():  # loads are millions of objects, too
         return _Account(question, bench_of, phase).answer()
-
-
-@dataclass(frozen=True, slots=True)
-class _Estimated:
-    """What the fitted estimates say. `searched`: what each option keeps and what fills it, by its place."""
-
-    asked: Answer
-    answers: list[Answer]
-    collapse: Collapse | None
-    cuts: list[Cut]
-    curve: list[Point]
-    searched: dict[int, tuple[Range | None, Range | None]]
 
 
 class _Account:
@@ -145,29 +106,19 @@ class _Account:
         self._phase("starting the simulator")
         hours = float(parsed(question.spec, 0)[1]["hours"])
         self._bench = bench_of(question.spec, hours, window_of(hours))
-        self._began_s = self._bench.pace.clock.now()
+        self._began_s = self._told_s = self._bench.pace.clock.now()
         self._bench.slo = question.slo
         self._info = self._bench.engine(question.setup)
-        self._engine = engine_of(self._info, self._cost)
+        self._engine = Engine.of(self._info)
+        self._bench.unit = self._engine.unit
         self._load = self._fitting_load()
         if not has_key(question.spec, "hours"):
             hours = min(hours, hours_of(self._load, self._engine.pool))
-        self._hours = self._bench.hours = hours
-        self._window = self._bench.window = window_of(hours)
-        near = int(self._engine.pool / prompt_mean(self._load))
-        self._estimates = Estimates(self._load, self._engine, self._window, SEEDS, near)
-        self._others: list[Estimates] = []
-        self._factor = 1.0
-        self._points: dict[int, Point] = {}
-        self._firsts: dict[tuple[int, float], Seed] = {}
-        """Of the base, by sessions and share of the time: what remedies are compared with."""
-        self._tried: list[Option] = []
-        self._outcomes: dict[int, Seed | KvtuneError] = {}
-        """Of what is tried, by its place."""
-        self._said: _Estimated | None = None
-        self._told_s = 0.0
-        """When it was said last how long it takes."""
-        self._cannot_say: list[CannotSay] = []
+        self._bench.hours, self._bench.window = hours, window_of(hours)
+        self._contexts = self._engine.pool / prompt_mean(self._load)
+        self._following: Callable[[], list[float]] = list
+        """The work of the replays that are expected to follow those that run."""
+        self._bench.on_report = lambda: self._say(EVERY_S)
 
     def _fitting_load(self) -> Load:
         """Read the sessions, each up to its first request that the engine cannot take."""
@@ -178,30 +129,40 @@ class _Account:
         return session_load(self._bench.spec, tokenizer=self._of.tokenizer, sources=self._bench.sources)
 
     def answer(self) -> Capacity:
-        question = self._of
-        self._phase("estimating")
-        kept = self._search()
-        ends = self._ends(kept)
-        if question.remedies:
-            self._tried = self._options(ends[-1])
-        self._replay(self._tried_with(ends[-1], self._tried), self._of_base(ends))
-        if self._is_off(OFF):
-            self._fit()
-            self._replay(self._of_base(self._ends(self._estimates.keeping(question.keep))))
-        if question.remedies:
-            self._try_against_preemptions(ends[-1])
-        fitted_estimates = self._estimated()
-        slo = self._limits() if question.slo else None
-        replicas = self._replicas(question.fleets) if question.fleets is not None else None
-        self._say_what_is_not_known(fitted_estimates.asked)
-        made = [self._estimates, *self._others]
+        question, bench = self._of, self._bench
+        kept = slo = None
+        if question.sessions:
+            self._replay_all(
+                [Task(question.sessions, seed, question.setup) for seed in range(question.seeds)]
+            )
+            replayed = question.sessions
+        else:
+            kept = self._searched(question.keep, lambda seed: seed.kept)
+            number = fmean(kept.numbers)
+            replayed = min(kept.by_seed[SEED].shares, key=lambda n: (abs(n - number), n))
+        keep_all = kept is not None and kept.range.low > kept.most
+        remedies = self._remedies(replayed) if question.remedies and not keep_all else []
+        if question.slo and not question.sessions:
+            within = self._searched(MET, lambda seed: seed.met or 0.0).range
+            slo = Limits(limits=dict(question.slo), met=MET, sessions=within, trusted=self._cost.trusted)
+        replicas = None
+        if question.fleets is not None:
+            self._phase("replaying fleets")
+            replicas = needed(question.fleets, bench, question.setup, question.keep, question.seeds)
         return Capacity(
             model=question.model,
             keep=question.keep,
-            hours=self._hours,
-            load=self._load_told(),
+            hours=bench.hours,
+            load=self._load_told,
             engine=msgspec.convert(self._info, EngineTold, from_attributes=True),
-            pool=self._pool_told(),
+            pool=PoolTold(
+                blocks=self._info.num_blocks,
+                tokens=self._engine.pool,
+                bytes=self._info.pool_bytes,
+                block_tokens=self._info.block_size,
+                assumes=self._info.origins.get("num_blocks", ""),
+                contexts=self._contexts,
+            ),
             cost=CostTold(
                 source=question.cost_source or "plausible",
                 by=question.cost_by if question.cost_source else "plausible",
@@ -211,404 +172,199 @@ class _Account:
                 decode_ms=self._cost.decode_us / 1e3,
                 error_share=self._cost.error_share if self._cost.steps else None,
             ),
-            curve=self._curve(fitted_estimates.curve),
-            answers=fitted_estimates.answers,
-            collapse=fitted_estimates.collapse,
+            curve=self._points,
+            answers=[Answer(keep=question.keep, sessions=kept.range, limit=self._limit(kept))]
+            if kept
+            else [],
             slo=slo,
-            cuts=fitted_estimates.cuts,
-            remedies=self._remedies(ends[-1], fitted_estimates),
-            cannot_say=self._cannot_say,
+            remedies=remedies,
+            cannot_say=list(self._unknown(kept)),
             replicas=replicas,
-            fitted=self._factor,
-            replays=self._bench.made,
-            estimates=sum(estimates.made for estimates in made),
-            elapsed_s=self._bench.pace.clock.now() - self._began_s,
+            replays=bench.replays,
+            elapsed_s=bench.pace.clock.now() - self._began_s,
         )
 
-    def _search(self) -> Range:
-        """Fit the estimate to replays of one seed at that seed's answer; return the answer."""
-        question = self._of
-        kept = self._estimates.keeping(question.keep)
-        for _ in range(FITS):
-            sessions = question.sessions or self._bounded(kept.by_seed[0])
-            self._replay(self._of_base([sessions], range(1)), follow=self._following(sessions))
-            if (
-                not self._sure()
-            ):  # this seed may have fallen off a cliff: the others say whether the estimate is off
-                self._replay(self._of_base([sessions]), follow=self._following(sessions))
-            if not self._is_off(CLOSE):
-                break
-            self._fit()
-            kept = self._estimates.keeping(question.keep)
-        return kept
+    def _searched(self, line: float, share: Callable[[Seed], float]) -> Searches:
+        """Replay until the share's number of sessions is found. Replays that were made count."""
+        most, setup = most_sessions(self._load, self._bench.window), self._of.setup
+        searches = Searches(line, most, min(max(LEAST_FIRST, int(self._contexts)), most), self._of.seeds)
+        made = self._bench.made
 
-    def _ends(self, kept: Range) -> list[int]:
-        """Return the numbers of sessions to replay: both ends of the answer."""
-        if self._of.sessions:
-            return [self._of.sessions]
-        return sorted({self._bounded(kept.low), self._bounded(kept.high)})
+        def take(task: Task) -> None:
+            if isinstance(seed := made[task], Seed):
+                searches.add(task.seed, task.sessions, share(seed), seed.requests)
 
-    def _bounded(self, sessions: int) -> int:
-        """Return a number of sessions that is replayed in reasonable time."""
-        most = self._estimates.most
-        return max(1, sessions) if sessions <= most else most // 8
+        def wanted() -> Task | None:
+            while (pair := searches.next(further=self._has_time(searches))) is not None:
+                task = Task(*pair, setup)
+                if task not in made:
+                    return task
+                take(task)
+            return None
 
-    def _of_base(self, wanted: Sequence[int], seeds: Sequence[int] = ()) -> list[Task]:
-        """Return the replays of these numbers of sessions that were not made, by default of each seed."""
-        shares = {REMEDY_SEED: (1.0, SHARE, TIER_SHARE)}
-        return [
-            Task(sessions, seed, self._of.setup, shares.get(seed, (1.0,)))
-            for sessions in sorted(wanted, reverse=True)
-            for seed in seeds or range(self._of.seeds)
-            if sessions not in self._points or all(made.seed != seed for made in self._points[sessions].seeds)
-        ]
+        for task, _ in self._base:
+            if task.seed < searches.seeds:
+                take(task)
+        self._following = lambda: self._expected(searches, searches.left(self._has_time(searches)))
+        self._replay(wanted, take)
+        return searches
 
-    def _tried_with(self, sessions: int, tried: Sequence[Option]) -> list[Task]:
-        return [
-            Task(sessions, REMEDY_SEED, option.setup, (option.share,), option.times)
-            for option in tried
-            if option.setup is not None
-        ]
+    def _replay(
+        self, wanted: Callable[[], Task | None], ended: Callable[[Task], None] = lambda task: None
+    ) -> None:
+        """Begin what is wanted while simulators are free, until all has ended. None: nothing before one has ended."""
+        bench = self._bench
+        while True:
+            while bench.is_free and (task := wanted()) is not None:
+                bench.begin(task)
+            if not bench.running:
+                return
+            self._say()
+            task = bench.ended()
+            if isinstance(error := bench.made[task], KvtuneError) and not task.change:
+                raise error
+            ended(task)
 
-    def _following(self, sessions: int) -> list[Task]:
-        """Return about as many replays as will follow the search."""
-        count = 0 if self._of.sessions else 2 * self._of.seeds
-        tasks = [Task(sessions, seed, self._of.setup) for seed in range(count)]
+    def _replay_all(self, tasks: list[Task]) -> None:
+        """Make these replays, the longest first: no simulator waits for the last."""
+        window = self._bench.window
+        waiting = sorted(
+            (task for task in tasks if task not in self._bench.made), key=lambda task: task.work(window)
+        )
+        self._following = lambda: [task.work(window) for task in reversed(waiting)]
+        self._replay(lambda: waiting.pop() if waiting else None)
+
+    def _expected(self, searches: Searches, further: int) -> list[float]:
+        """Return the work of as many more replays where the searches cross, and of the changes there."""
+        window, sessions = self._bench.window, searches.about
+        works = [Task(sessions, SEED, self._of.setup).work(window)] * further
         if self._of.remedies:
-            tasks.insert(0, Task(sessions, REMEDY_SEED, self._of.setup, (TIER_SHARE,), TIER_TIMES))
-            tasks += [Task(sessions, REMEDY_SEED, self._of.setup, (SHARE,))] * REMEDIES
-        return tasks
+            works += [task.work(window) for task in self._changed(sessions, self._options(sessions))]
+        return works
 
-    def _replay(self, *tasks: Sequence[Task], follow: Sequence[Task] = ()) -> None:
-        """Make the replays, the longest first: no core waits for the last. What estimates say is made meanwhile."""
-        all_tasks = sorted(
-            (task for some in tasks for task in some), key=lambda task: -task.work(self._window)
-        )
-        if not all_tasks:
+    def _has_time(self, searches: Searches) -> bool:
+        left_s = self._bench.pace.left_s(self._expected(searches, 1))
+        return left_s is not None and self._bench.pace.clock.now() - self._began_s + left_s <= MINUTE_S
+
+    def _say(self, least_s: float = 0.0) -> None:
+        """Say how many replays there are, and for how long as soon as one has told it."""
+        bench, now_s = self._bench, self._bench.pace.clock.now()
+        if now_s - self._told_s < least_s:
             return
-        ended = self._bench.replayed(all_tasks, self._engine.unit)
-        before = made = self._bench.made
+        self._told_s = now_s
+        following = self._following()
+        left_s = bench.pace.left_s(following)
+        parts = [
+            f"{bench.replays} made" if bench.replays else "",
+            f"{len(bench.running)} running",
+            f"about {len(following)} follow" if following else "",
+            "" if left_s is None else f"about {left_s:.0f} s left",
+        ]
+        self._phase(f"replays: {', '.join(filter(None, parts))}")
 
-        def say(least_s: float = 0.0) -> None:
-            if least_s <= self._bench.pace.clock.now() - self._told_s:
-                self._say_left(self._bench.made - before, len(all_tasks), follow)
+    def _options(self, sessions: int) -> list[Change]:
+        """Return what may be replayed with as many sessions. Without a replay of these: what arithmetic allows."""
+        setup = self._of.setup
+        tried = options(setup, self._info, sessions)
+        base = self._bench.parts.get((sessions, SEED))
+        if base is None:
+            return [change for change in tried if not doubtful(change, setup)]
+        if base.kept >= ALL:
+            tried = [_refused(change, "every hit that is possible is kept already") for change in tried]
+        elif base.waiting < WAITS:
+            idle = f"prompts wait in {percent(base.waiting, digits=0)} of the time"
+            tried = [_refused(change, idle) if doubtful(change, setup) else change for change in tried]
+        if any(seed.twice >= TWICE for task, seed in self._base if task.sessions == sessions):
+            tried += against_preemptions(setup, self._info)
+        return tried
 
-        self._bench.on_report = partial(say, EVERY_S)
-        say()
-        estimated = None if follow else beside(self._estimated)
-        by_number: dict[int, list[Seed]] = {}
-        places = {id(option.setup): place for place, option in enumerate(self._tried)}
-        for task, figures in ended:
-            if task.setup is not self._of.setup:
-                self._outcomes[places[id(task.setup)]] = figures
-            elif isinstance(figures, KvtuneError):
-                raise figures
-            elif task.shares == (1.0,):
-                by_number.setdefault(task.sessions, []).append(figures)
-            else:
-                self._firsts[task.sessions, task.shares[0]] = figures
-            if self._bench.made > made:
-                made = self._bench.made
-                if follow or made - before < len(all_tasks):
-                    say()
-        if estimated is not None:
-            estimated()
-        for sessions, each in by_number.items():
-            each += self._points[sessions].seeds if sessions in self._points else []
-            self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda seed: seed.seed))
+    def _changed(self, sessions: int, tried: list[Change]) -> list[Task]:
+        return [
+            Task(sessions, SEED, change.setup, change.name, change.times)
+            for change in tried
+            if not change.why_not
+        ]
 
-    def _say_left(self, made: int, count: int, follow: Sequence[Task]) -> None:
-        """Say how many replays are left, and for how long as soon as one has told it."""
-        self._told_s = self._bench.pace.clock.now()
-        text = (
-            f"replaying: {made} of {count} replays made"
-            if made
-            else f"replaying: {count} replay{'s'[: count > 1]}"
-        )
-        left_s = self._bench.pace.left_s([task.work(self._window) for task in follow])
-        text += f", about {len(follow)} follow" if follow else ""
-        self._phase(text + ("" if left_s is None else f", about {left_s:.0f} s left"))
-
-    def _off(self) -> list[tuple[int, float]]:
-        """Return by how much the estimate is off at each replayed number, where it is meant to be near."""
-        return [(n, self._off_by(n, seeds, kept)) for n, (seeds, kept) in self._sure().items()]
-
-    def _off_by(self, sessions: int, seeds: Sequence[int], kept: float) -> float:
-        """Return by how much the estimate is off, 0 if it is right for a number of sessions that is near."""
-        off = self._estimates.kept(sessions, seeds) - kept
-        away = int(NEAR * sessions)
-        if abs(off) <= CLOSE or not away:
-            return off
-        there = self._estimates.kept(sessions + (away if off > 0 else -away), seeds) - kept
-        return 0.0 if off * there <= 0 else off
-
-    def _sure(self) -> dict[int, tuple[list[int], float]]:
-        """Return, by number of sessions, the seeds whose replays keep so much that estimates are near, and their mean.
-
-        At a cliff one seed falls and another does not: only the second says whether the estimate is off.
-        """
-        by_sessions = {}
-        for n, point in sorted(self._points.items()):
-            sure = [seed for seed in point.seeds if seed.kept >= SURE_SHARE]
-            if sure:
-                by_sessions[n] = [seed.seed for seed in sure], fmean(seed.kept for seed in sure)
-        return by_sessions
-
-    def _is_off(self, most: float) -> bool:
-        return any(abs(off) > most for _, off in self._off()) or (
-            not self._off() and self._estimates.kept(min(self._points), range(self._of.seeds)) >= SURE_SHARE
-        )
-
-    def _fit(self) -> None:
-        """Fit the estimate's pool to the replays from which it is furthest."""
-        near = self._off()
-        if near:
-            sessions = max(near, key=lambda pair: abs(pair[1]))[0]
-            seeds, kept = self._sure()[sessions]
-        else:
-            sessions = min(self._points)
-            seeds, kept = list(range(self._of.seeds)), self._points[sessions].kept.mean
-        self._said = None
-        self._factor *= fitted(self._estimates, sessions, seeds, kept)
-        self._others.append(self._estimates)
-        self._estimates = self._estimates.on(
-            replace(self._engine, pool=max(1, int(self._engine.pool * self._factor)))
-        )
-
-    def _by_cost(self) -> list[Estimates]:
-        """Return the estimates for each cost that the device may have."""
-        if self._of.cost_source or self._of.sessions:
-            return [self._estimates]
-        by_cost = {each.engine.cost.prefill_token_us: each for each in (*self._others, self._estimates)}
-        made = []
-        for cost in PLAUSIBLE:
-            estimates = by_cost.get(cost.prefill_token_us)
-            if estimates is None or estimates.engine.pool != self._estimates.engine.pool:
-                estimates = self._estimates.on(replace(self._estimates.engine, cost=cost))
-                self._others.append(estimates)
-            made.append(estimates)
-        return made
-
-    def _estimated(self) -> _Estimated:
-        """Return what the fitted estimates say, made once for each fit."""
-        if self._said is None:
-            asked = self._answered(self._of.keep)
-            shares = set() if self._of.sessions else {*SHARES} - {self._of.keep}
-            self._said = _Estimated(
-                asked=asked,
-                answers=sorted([asked, *map(self._answered, shares)], key=lambda answer: -answer.keep),
-                collapse=None if self._of.sessions else self._collapse(),
-                cuts=[] if self._of.sessions else [self._cut(cut) for cut in self._cuts()],
-                curve=self._drawn(asked.sessions),
-                searched={
-                    place: self._searched(option.engine)
-                    for place, option in enumerate(self._tried)
-                    if option.setup is not None and option.engine is not None
-                },
+    def _remedies(self, sessions: int) -> list[Remedy]:
+        """Replay a part of the time with each change."""
+        tried = self._options(sessions)
+        self._replay_all(self._changed(sessions, tried))
+        base = Point.of(sessions, [self._bench.parts[sessions, SEED]])
+        made = {task.change: seed for task, seed in self._bench.made.items()}
+        remedies = []
+        for change in tried:
+            seed = made.get(change.name)
+            remedies.append(
+                Remedy(
+                    name=change.name,
+                    flags=serving(change, self._of.setup),
+                    note=change.note,
+                    base=base,
+                    at=Point.of(sessions, [seed]) if isinstance(seed, Seed) else None,
+                    why_not=seed.message if isinstance(seed, KvtuneError) else change.why_not,
+                    more_memory=change.more_memory and isinstance(seed, Seed),
+                )
             )
-        return self._said
+        return remedies
 
-    def _answered(self, share: float) -> Answer:
-        seeds = SEEDS if share >= self._of.keep else FEW_SEEDS
-        own = self._estimates.keeping(share, seeds)
-        usual = fmean(self._estimates.keeping(share, FEW_SEEDS).by_seed)
-        by_cost = [estimates.keeping(share, FEW_SEEDS) for estimates in self._by_cost()]
-        moved = max(abs(fmean(answer.by_seed) - usual) for answer in by_cost)
-        sessions = own
-        if len(by_cost) > 1 and moved > 1:
-            sessions = Range.of([*own.by_seed, *(n for answer in by_cost for n in answer.by_seed)], own.most)
-        return Answer(keep=share, sessions=sessions, limit=self._limit(own), needs_times=moved > 1)
+    @property
+    def _base(self) -> list[tuple[Task, Seed]]:
+        """The replays of the engine as it is."""
+        made = self._bench.made.items()
+        return [(task, seed) for task, seed in made if isinstance(seed, Seed) and not task.change]
 
-    def _limit(self, answer: Range) -> Limit:
-        sessions = round(median(answer.by_seed))
-        if sessions > self._estimates.most:
+    @property
+    def _points(self) -> list[Point]:
+        by_sessions: dict[int, list[Seed]] = {}
+        for task, seed in self._base:
+            by_sessions.setdefault(task.sessions, []).append(seed)
+        return [
+            Point.of(sessions, sorted(seeds, key=lambda seed: seed.seed))
+            for sessions, seeds in sorted(by_sessions.items())
+        ]
+
+    def _limit(self, searches: Searches) -> Limit:
+        """Say what ends the sessions, by the replays with just more of them."""
+        sessions = median(searches.numbers)
+        if sessions > searches.most:
             return "none"
-        if not sessions:
+        if sessions < 1:
             return "one request"
-        then = [self._estimates.at(seed, sessions + 1) for seed in SEEDS]
-        if fmean(seed.waiting for seed in then) <= FULL:
+        points = self._points
+        then = next((point for point in points if point.sessions > sessions), points[-1])
+        if fmean(seed.waiting for seed in then.seeds) <= FULL:
             return "pool"
         return "max_num_seqs" if sessions >= self._engine.max_num_seqs else "device"
 
-    def _collapse(self) -> Collapse | None:
-        numbers = [n for estimates in self._by_cost() for n in estimates.filling(FEW_SEEDS).by_seed]
-        trusted = bool(self._of.cost_source) and self._cost.trusted
-        return (
-            Collapse(sessions=Range.of(numbers, self._estimates.most), trusted=trusted)
-            if min(numbers) <= self._estimates.most
-            else None
-        )
-
-    def _limits(self) -> Limits:
-        """Search the sessions within the limits, and replay both ends."""
-        met = self._estimates.meeting(self._of.slo)
-        if not self._of.sessions:
-            self._replay(self._of_base(sorted({max(1, min(n, met.most)) for n in (met.low, met.high)})))
-        return Limits(limits=dict(self._of.slo), met=MET, sessions=met, trusted=self._cost.trusted)
-
-    def _replicas(self, fleets: Fleets) -> Replicas:
-        """Replay fleets, more and more engines, until they keep the hits and the limits."""
-        question = self._of
-        self._phase("replaying fleets")
-        unit = self._engine.unit
-        return needed(
-            fleets,
-            self._bench,
-            question.setup,
-            unit,
-            keep=question.keep,
-            slo=question.slo,
-            seeds=question.seeds,
-        )
-
-    def _cuts(self) -> list[float]:
-        """Return the cuts that differ for this load: those below its longest pause, and one above."""
-        longest = max(node.think_s for session in self._load.sessions for node in session.nodes)
-        return [cut for number, cut in enumerate(CUTS) if not number or CUTS[number - 1] < longest]
-
-    def _cut(self, max_think: float) -> Cut:
-        load = replace(self._load, rules=replace(self._load.rules, max_think=max_think))
-        estimates, seeds = self._estimates, SEEDS[:CUT_SEEDS]
-        if longest_pause_s(load) != longest_pause_s(self._load):
-            window = window_of(max(self._hours, max_think * HOURS_OF_CUT))
-            estimates = Estimates(load, self._estimates.engine, window, seeds, self._estimates.near)
-            self._others.append(estimates)
-        kept = estimates.keeping(self._of.keep, seeds)
-        sessions = max(1, round(fmean(kept.by_seed)))
-        turns = [
-            estimated(estimates.at(seed, sessions), seed, estimates.window).turns_a_minute for seed in seeds
-        ]
-        return Cut(max_think=max_think, sessions=kept, turns_a_minute=fmean(turns))
-
-    def _options(self, sessions: int) -> list[Option]:
-        """Return what is tried with as many sessions."""
-        return [
-            replace(option, setup=None, why_not=NO_MORE)
-            if option.doubtful and not self._brings(option)
-            else option
-            for option in options(self._of.setup, self._info, self._estimates.engine, sessions)
-        ]
-
-    def _try_against_preemptions(self, sessions: int) -> None:
-        if any(seed.twice >= TWICE for seed in self._points[sessions].seeds):
-            more = against_preemptions(self._of.setup, self._info)
-            self._tried += more
-            self._replay(self._tried_with(sessions, more))
-
-    def _remedies(self, sessions: int, fitted_estimates: _Estimated) -> list[Remedy]:
-        base = {
-            share: Point.of(sessions, "replay", [self._firsts[sessions, share]])
-            for share in (SHARE, TIER_SHARE)
-        }
-        searched = fitted_estimates.searched
-        return [
-            self._remedy(
-                option, base[option.share], self._outcomes.get(place), *searched.get(place, (None, None))
-            )
-            for place, option in enumerate(self._tried)
-        ]
-
-    def _brings(self, option: Option) -> bool:
-        assert option.engine is not None
-        with_it = self._estimates.on(option.engine)
-        self._others.append(with_it)
-        first = self._of.keep, SEEDS[:1]
-        return with_it.keeping(*first).high > self._estimates.keeping(*first).high
-
-    def _searched(self, engine: Engine) -> tuple[Range, Range | None]:
-        """Return the sessions that keep their hits, and those that fill the device, by the estimate."""
-        estimates = self._estimates.on(engine)
-        self._others.append(estimates)
-        full = estimates.filling(FEW_SEEDS) if self._of.cost_source else None
-        return estimates.keeping(self._of.keep, FEW_SEEDS), full
-
-    def _remedy(
-        self,
-        option: Option,
-        base: Point,
-        figures: Seed | KvtuneError | None,
-        sessions: Range | None,
-        collapse: Range | None,
-    ) -> Remedy:
-        if not isinstance(figures, Seed):
-            why_not = option.why_not if figures is None else figures.message
-            return Remedy(
-                name=option.name, flags=list(option.flags), note=option.note, base=base, why_not=why_not
-            )
-        return Remedy(
-            name=option.name,
-            flags=list(option.flags),
-            note=option.note,
-            base=base,
-            at=Point.of(base.sessions, "replay", [figures]),
-            sessions=sessions,
-            collapse=collapse,
-            more_memory=option.more_memory,
-        )
-
-    def _drawn(self, kept: Range) -> list[Point]:
-        """Return estimates up to the answer's end, where they are near to replays."""
-        most = min(kept.high, self._estimates.most)
-        points = []
-        for sessions in range(most, 0, -max(1, most // DRAWN)):
-            seeds = [estimated(self._estimates.at(seed, sessions), seed, self._window) for seed in FEW_SEEDS]
-            point = Point.of(sessions, "estimate", seeds)
-            if point.kept.low >= SURE_SHARE:
-                points.append(point)
-        return points
-
-    def _curve(self, drawn: Sequence[Point]) -> list[Point]:
-        """Return the replayed points, and estimates between them."""
-        points = {point.sessions: point for point in drawn} | self._points
-        return [points[n] for n in sorted(points)]
-
-    def _say_what_is_not_known(self, asked: Answer) -> None:
-        say = self._cannot_say
+    def _unknown(self, kept: Searches | None) -> Iterator[CannotSay]:
+        hours, longest_s = self._bench.hours, longest_pause_s(self._load)
         if not self._of.cost_source:
-            say.append(
-                CannotSay(
-                    what="where the device is full",
-                    why="the time of a step is not known: three plausible costs, 23x apart, give the range",
-                    next="--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS",
-                )
-            )
+            why = "the time of a step is not known: replays take a nominal one"
+            step = "--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS"
+            yield CannotSay(what="where the device is full", why=why, next=step)
         elif not self._cost.trusted:
-            say.append(
-                CannotSay(
-                    what="where the device is full, to a session",
-                    why=f"the step cost ({self._of.cost_source}) is not trusted",
-                    next="--like RUN of a longer run on a quiet machine",
-                )
-            )
-        if self._is_off(OFF):
-            say.append(
-                CannotSay(
-                    what="the range over seeds",
-                    why="the estimate is over two points off the replays; only rows `by replay` are exact",
-                    next="--sessions N replays a number of your own",
-                )
-            )
-        longest_s = longest_pause_s(self._load)
-        if self._hours < longest_s * HOURS_OF_CUT * 0.99:
-            say.append(
-                CannotSay(
-                    what="turns after the longest pauses",
-                    why=f"{self._hours:.3g} hours are short for pauses of up to {longest_s:g} s",
-                    next=f"hours={longest_s * HOURS_OF_CUT:.3g}, or a lower max_think=",
-                )
-            )
-        if asked.sessions.high > self._estimates.most:
-            say.append(
-                CannotSay(what="the largest number", why=f"over {self._estimates.most}", next="--sessions N")
-            )
-        say.append(
-            CannotSay(
-                what="other sessions than these",
-                why="lengths, pauses and answers are those of the load",
-                next="a log of your own: -w requests:path=LOG",
-            )
+            why = f"the step cost ({self._of.cost_source}) is not trusted"
+            step = "--like RUN of a longer run on a quiet machine"
+            yield CannotSay(what="where the device is full, to a session", why=why, next=step)
+        if kept is not None and kept.range.high > kept.most:
+            yield CannotSay(what="the largest number", why=f"over {kept.most}", next="--sessions N")
+        elif kept is not None and kept.still < STILL:
+            why = f"{len(kept.numbers)} seeds were replayed, and more do not fit a minute"
+            yield CannotSay(what="the range to a session", why=why, next=f"--seeds {4 * self._of.seeds}")
+        if max(seed.requests for _, seed in self._base) < FEW:
+            why = f"no replay measured {FEW} requests"
+            yield CannotSay(what="a share to a point", why=why, next="more hours=")
+        if hours < longest_s * HOURS_OF_CUT * 0.99:
+            why = f"{hours:.3g} hours are short for pauses of up to {longest_s:g} s"
+            step = f"hours={longest_s * HOURS_OF_CUT:.3g}, or a lower max_think="
+            yield CannotSay(what="turns after the longest pauses", why=why, next=step)
+        why, step = (
+            "lengths, pauses and answers are those of the load",
+            "a log of your own: -w requests:path=LOG",
         )
+        yield CannotSay(what="other sessions than these", why=why, next=step)
 
+    @property
     def _load_told(self) -> LoadTold:
         nodes = [node for session in self._load.sessions for node in session.nodes]
         think = sorted(node.think_s for node in nodes if node.after) or [0.0]
@@ -627,36 +383,9 @@ class _Account:
             notes=[self._load.note] if self._load.note else [],
         )
 
-    def _pool_told(self) -> PoolTold:
-        load = self._load_told()
-        return PoolTold(
-            blocks=self._info.num_blocks,
-            tokens=self._engine.pool,
-            bytes=self._info.pool_bytes,
-            block_tokens=self._info.block_size,
-            assumes=self._info.origins.get("num_blocks", ""),
-            contexts=self._engine.pool / load.prompt_mean,
-        )
 
-
-def beside(work: Callable[[], object]) -> Callable[[], None]:
-    """Begin work in a thread, which ends with the process. Return a function that waits for it and raises its error."""
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            errors.append(error)
-
-    def wait() -> None:
-        thread.join()
-        if errors:
-            raise errors[0]
-
-    thread = Thread(target=run, name="kvtune-estimates", daemon=True)
-    thread.start()
-    return wait
+def _refused(change: Change, why_not: str) -> Change:
+    return change if change.why_not else replace(change, why_not=f"not replayed: {why_not}")
 
 
 def window_of(hours: float) -> Window:
@@ -672,22 +401,18 @@ def hours_of(load: Load, pool: int) -> float:
     return max(longest_s, min(median(map(sum, turns_s)) * HOURS_OF_SESSION, sent_s / 3600))
 
 
+def most_sessions(load: Load, window: Window) -> int:
+    """Return the most sessions that are looked for, a power of two."""
+    requests_s = load.requests / max(1e-9, sum(sum(load.turn_s(session)) for session in load.sessions))
+    most = MOST
+    while most > LEAST_MOST and most * requests_s * window.end_s > MOST_REQUESTS:
+        most //= 2
+    return most
+
+
 def prompt_mean(load: Load) -> float:
     return fmean(node.tokens for session in load.sessions for node in session.nodes)
 
 
 def longest_pause_s(load: Load) -> float:
     return max(load.pause(node) for session in load.sessions for node in session.nodes)
-
-
-def engine_of(info: EngineInfo, cost: StepCost) -> Engine:
-    """Return what the estimate knows of an engine. Groups of layers share its blocks."""
-    if not info.num_blocks or not info.block_size:
-        raise UsageError("the engine has no KV cache", "capacity is about the hits of a KV cache")
-    return Engine(
-        pool=max(1, info.pool_tokens),
-        unit=int(info.settings.get("hit_alignment_tokens") or info.block_size),
-        chunk=int(info.settings.get("max_num_batched_tokens") or 8192),
-        max_num_seqs=int(info.settings.get("max_num_seqs") or 256),
-        cost=cost,
-    )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.answers.capacity.estimate import Estimate, Window
 from kvtune.answers.capacity.pace import Pace
-from kvtune.base.errors import KvtuneError
+from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.run.types import EngineInfo, Run
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.simulators import Simulators
@@ -25,15 +24,52 @@ Ints = NDArray[np.int64]
 
 PROBE = "decode:requests=1,prompt=1,output=1"
 """A load that any engine takes, to learn what the engine is."""
+PART = 0.25
+"""Changes are replayed for this share of the measured time, and compared with that part of the engine as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Requests sent from `warm_s` until `end_s` are measured."""
+
+    warm_s: float
+    end_s: float
+
+    @property
+    def part(self) -> Window:
+        return Window(self.warm_s, self.warm_s + PART * (self.end_s - self.warm_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What is known of an engine. Groups of layers share its blocks.
+
+    `pool`: tokens of whole prompts that its KV cache holds. `unit`: hits end at multiples of this. `max_num_seqs`: most
+    requests that run at once.
+    """
+
+    pool: int
+    unit: int
+    max_num_seqs: int
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> Engine:
+        if not info.num_blocks or not info.block_size:
+            raise UsageError("the engine has no KV cache", "capacity is about the hits of a KV cache")
+        return cls(
+            pool=max(1, info.pool_tokens),
+            unit=int(info.settings.get("hit_alignment_tokens") or info.block_size),
+            max_num_seqs=int(info.settings.get("max_num_seqs") or 256),
+        )
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured requests of one replay or estimate. `kept`: their hits, as a share of an infinite cache's.
+    """The measured requests of one replay. `kept`: their hits, as a share of an infinite cache's.
 
-    `met`: the share of the requests within the limits that were asked for. Of a replay: `preempted`: requests;
-    `computed_twice`: their tokens that were computed again, by cause; `computed_tokens`: all that steps computed;
-    `busy`: the share of the time in which a step ran; `waiting`: in which a request waited for its first step;
-    `pool_mean`, `pool_most`: the share of the pool that running requests held.
+    `met`: the share of the requests within the limits that were asked for. `preempted`: requests; `computed_twice`:
+    their tokens that were computed again, by cause; `computed_tokens`: all that steps computed; `busy`: the share of
+    the time in which a step ran; `waiting`: in which a request waited for its first step; `pool_mean`, `pool_most`: the
+    share of the pool that running requests held.
     """
 
     seed: int
@@ -57,7 +93,7 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def twice(self) -> float:
-        """The share of the computed tokens that had been computed before a preemption; 0 of an estimate."""
+        """The share of the computed tokens that had been computed before a preemption."""
         return sum((self.computed_twice or {}).values()) / max(1, self.computed_tokens or 0)
 
 
@@ -65,31 +101,27 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
 class Task:
     """One replay: `sessions` at once, drawn with `seed`.
 
-    `shares`: the shares of the bench's window to measure, from its start; the largest first. Each gives its figures.
-    `times`: how many times as long as one of the base it takes.
+    `change`: what of the engine differs, "" nothing; then a part of the window is measured. `times`: how many times as
+    long as the engine as it is it takes.
     """
 
     sessions: int
     seed: int
-    setup: Setup
-    shares: tuple[float, ...] = (1.0,)
-    times: float = 1.0
+    setup: Setup = field(compare=False)
+    change: str = ""
+    times: float = field(default=1.0, compare=False)
+
+    def end_s(self, window: Window) -> float:
+        return (window.part if self.change else window).end_s
 
     def work(self, window: Window) -> float:
         """Return how long it takes beside other replays of the load."""
-        return self.times * self.sessions * self.within(window).end_s
-
-    def within(self, window: Window) -> Window:
-        return Window(window.warm_s, window.warm_s + self.shares[0] * (window.end_s - window.warm_s))
-
-    def parts(self) -> Iterator[Task]:
-        """Yield this task for each of its shares."""
-        return (replace(self, shares=(share,)) for share in self.shares)
+        return self.times * self.sessions * self.end_s(window)
 
 
 @dataclass(slots=True)
 class Bench:
-    """Replays one load. `spec`: its workload; `tokenizer`: that of the command's model."""
+    """Replays one load, each task once. `spec`: its workload; `tokenizer`: that of the command's model."""
 
     simulators: Simulators
     spec: str
@@ -97,79 +129,67 @@ class Bench:
     window: Window
     tokenizer: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
+    unit: int = 16
+    """Hits end at multiples of this."""
     on_report: Callable[[], None] = lambda: None
     """Called whenever `pace` knows more."""
-    made: int = 0
+    replays: int = 0
+    made: dict[Task, Seed | KvtuneError] = field(default_factory=dict)
+    parts: dict[tuple[int, int], Seed] = field(default_factory=dict)
+    """What changes are compared with: that part of the engine as it is, by sessions and seed."""
+    running: dict[int, Task] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     sources: Sources = field(default_factory=Sources)
-    _possible: dict[str, Ints] = field(default_factory=dict)
-    """By hash of a load, what an infinite cache hits of each of its requests."""
+    _loads: dict[int, Workload] = field(default_factory=dict)
 
     def engine(self, setup: Setup) -> EngineInfo:
         """Return what vLLM makes of a set-up: pool, groups, limits."""
         return self.simulators.replay(setup.with_load(build(PROBE))).header.engine
 
-    def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        """Begin at once, and yield each share of each task with its figures; the tasks in any order."""
-        loads: dict[int, Workload] = {}
+    @property
+    def is_free(self) -> bool:
+        """Whether another replay can begin."""
+        return len(self.running) < self.simulators.parallel
+
+    def begin(self, task: Task) -> None:
+        number = self.replays + len(self.running)
         self.pace.at_once = self.simulators.parallel
-        self.pace.plan(task.work(self.window) for task in tasks)
+        self.pace.begin(number, task.work(self.window))
+        self.running[number], self._loads[number] = task, self._load(task)
+        ends = task.setup.replayed(end_s=task.end_s(self.window), token_rows=0)
+        self.simulators.submit(number, ends.with_load(self._loads[number]))
 
-        def setups() -> Iterator[Setup]:
-            for number, task in enumerate(tasks):
-                loads[number] = self._load(task)
-                ends = task.setup.replayed(end_s=task.within(self.window).end_s, token_rows=0)
-                self.pace.begin(number)
-                yield ends.with_load(loads[number])
-
-        def report(now: Report) -> None:
-            share = now.virtual_s / tasks[now.number].within(self.window).end_s
-            self.pace.report(now.number, share, now.elapsed_s)
-            self.on_report()
-
-        ended = self.simulators.run(setups(), report)
-        return self._measured(tasks, loads, ended, unit)
-
-    def _measured(
-        self,
-        tasks: Sequence[Task],
-        loads: dict[int, Workload],
-        ended: Iterator[tuple[int, Run | KvtuneError]],
-        unit: int,
-    ) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        for number, run in ended:
-            self.made += 1
-            self._ended(number, tasks[number], run)
-            load = loads.pop(number)
-            if load.hash not in self._possible:
-                self._possible[load.hash] = np.array(possible_hits(load.requests, unit))
-            for part in tasks[number].parts():
-                yield part, self._figures(run, load, part)
-
-    def _ended(self, number: int, task: Task, run: Run | KvtuneError) -> None:
-        if isinstance(run, KvtuneError) or run.header.extra.sim is None or task.times != 1:
-            self.pace.end(number)  # how many times as long is a guess, and says nothing of the others
-        else:
-            self.pace.end(number, run.header.startup_s, run.header.extra.sim.elapsed_s)
-
-    def _figures(self, run: Run | KvtuneError, load: Workload, task: Task) -> Seed | KvtuneError:
+    def ended(self) -> Task:
+        """Wait until a replay has ended; its figures are in `made`."""
+        number, run = self.simulators.next_done(self._report)
+        self.replays += 1
+        task, load = self.running.pop(number), self._loads.pop(number)
         if isinstance(run, KvtuneError):
-            return run
-        window = task.within(self.window)
-        within = met(run, window, self.slo) if self.slo else None
-        return msgspec.structs.replace(
-            figures(run, load, window, self._possible[load.hash], task), met=within
-        )
+            self.pace.end(number)
+            self.made[task] = run
+            return task
+        possible = np.array(possible_hits(load.requests, self.unit))
+        self.made[task] = part = figures(run, self.window.part, possible, task.seed, self.slo)
+        if not task.change:
+            self.parts[task.sessions, task.seed] = part
+            self.made[task] = figures(run, self.window, possible, task.seed, self.slo)
+        self.pace.end(number, run.header.startup_s if task.times == 1 else 0.0)
+        return task
+
+    def _report(self, now: Report) -> None:
+        share = now.virtual_s / self.running[now.number].end_s(self.window)
+        self.pace.report(now.number, share, now.elapsed_s)
+        self.on_report()
 
     def _load(self, task: Task) -> Workload:
         spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)
         return build(spec, seed=task.seed, tokenizer=self.tokenizer, sources=self.sources)
 
 
-def figures(run: Run, load: Workload, window: Window, possible_tokens: Ints, task: Task) -> Seed:
+def figures(run: Run, window: Window, possible_tokens: Ints, seed: int, slo: Mapping[str, float]) -> Seed:
     """Return the figures of the requests that were sent in the window and admitted.
 
-    `possible_tokens`: what an infinite cache hits of each request.
+    `possible_tokens`: what an infinite cache hits of each request. `slo`: limits in ms, which may be none.
     """
     requests, steps = run.table("requests"), run.table("steps")
     taken = (requests["sent_s"] >= window.warm_s) & (requests["sent_s"] < window.end_s)
@@ -190,7 +210,7 @@ def figures(run: Run, load: Workload, window: Window, possible_tokens: Ints, tas
             twice[cause] = twice.get(cause, 0) + tokens
     held = 1.0 - steps["free_blocks"][within] / blocks
     return Seed(
-        seed=task.seed,
+        seed=seed,
         kept=float(hits / possible) if possible else 1.0,
         hit_rate=hits / max(1, prompt),
         infinite=float(possible / max(1, prompt)),
@@ -201,6 +221,7 @@ def figures(run: Run, load: Workload, window: Window, possible_tokens: Ints, tas
         ttft_p99_s=float(np.quantile(first_s, 0.99)) if len(first_s) else 0.0,
         turns_a_minute=60.0 * sent / length_s,
         tier_hit_rate=float(requests["tier_hit_tokens"][taken].sum() / max(1, prompt)),
+        met=met(run, window, slo) if slo else None,
         preempted=int((requests["preemptions"][taken] > 0).sum()),
         computed_twice=twice,
         computed_tokens=int(steps["scheduled_tokens"][within].sum()),
@@ -227,19 +248,3 @@ def met(run: Run, window: Window, limits: Mapping[str, float]) -> float:
     longest_s = min(limits.get("ttft", np.inf), limits.get("e2e", np.inf)) / 1e3
     stuck = sent & ~np.isfinite(requests["first_token_s"]) & (window.end_s - requests["sent_s"] > longest_s)
     return float(within.sum() / max(1, ended.sum() + stuck.sum()))
-
-
-def estimated(estimate: Estimate, seed: int, window: Window) -> Seed:
-    """Return an estimate's figures in the same terms."""
-    return Seed(
-        seed=seed,
-        kept=estimate.kept,
-        hit_rate=estimate.hit_rate,
-        infinite=estimate.possible / max(1, estimate.prompt),
-        requests=estimate.requests,
-        computed_per_output=estimate.computed / max(1, estimate.output),
-        waiting=estimate.waiting,
-        ttft_p50_s=float(np.quantile(estimate.first_s, 0.5)) if estimate.first_s else 0.0,
-        ttft_p99_s=float(np.quantile(estimate.first_s, 0.99)) if estimate.first_s else 0.0,
-        turns_a_minute=60.0 * estimate.requests / (window.end_s - window.warm_s),
-    )

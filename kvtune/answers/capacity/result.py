@@ -12,19 +12,16 @@ SCHEMA = 1
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of sessions over seeds (and, where step costs are not known, over costs).
+    """With `low` sessions every seed is expected above the line, with `high` none; equal if all are, or none is.
 
-    `most`: the most that were looked for; a larger number means more than that.
+    `by_seed`: the most sessions above it, of each seed that was replayed. `most`: the most that were looked for; a
+    larger number means more than that.
     """
 
     low: int
     high: int
     by_seed: list[int]
     most: int
-
-    @classmethod
-    def of(cls, numbers: list[int], most: int) -> Range:
-        return cls(low=min(numbers), high=max(numbers), by_seed=numbers, most=most)
 
 
 class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +70,7 @@ CostBy = Literal["run", "given", "plausible"]
 
 
 class CostTold(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it.
+    """The time of a step, ms. `source` "plausible": not known; a nominal one stands for it.
 
     `error_share`: the mean error of its fit; None: not fitted.
     """
@@ -94,19 +91,18 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """N sessions at once."""
+    """N sessions at once, replayed with some seeds."""
 
     sessions: int
-    by: Literal["replay", "estimate"]
+    by: Literal["replay"] = "replay"
     kept: Kept
     seeds: list[Seed]
 
     @classmethod
-    def of(cls, sessions: int, by: Literal["replay", "estimate"], seeds: list[Seed]) -> Point:
+    def of(cls, sessions: int, seeds: list[Seed]) -> Point:
         kept = [seed.kept for seed in seeds]
         return cls(
             sessions=sessions,
-            by=by,
             kept=Kept(mean=sum(kept) / len(kept), low=min(kept), high=max(kept)),
             seeds=seeds,
         )
@@ -116,25 +112,11 @@ Limit = Literal["pool", "device", "max_num_seqs", "one request", "none"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The most sessions that keep a share of an infinite cache's hits.
-
-    `limit`: what ends it; `needs_times`: other step costs move it by more than a session.
-    """
+    """The most sessions that keep a share of an infinite cache's hits. `limit`: what ends it."""
 
     keep: float
     sessions: Range
     limit: Limit
-    needs_times: bool
-
-
-class Collapse(msgspec.Struct, frozen=True, kw_only=True):
-    """The fewest sessions with which a prompt waits for its turn more than half of the time.
-
-    `trusted`: step costs were given, and are trusted. Not: the range is over plausible costs.
-    """
-
-    sessions: Range
-    trusted: bool
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,14 +126,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     met: float
     sessions: Range
     trusted: bool
-
-
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for another cut of pauses. `turns_a_minute`: of all sessions together, at the mean N."""
-
-    max_think: float
-    sessions: Range
-    turns_a_minute: float
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,8 +139,6 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     base: Point | None = None
     at: Point | None = None
-    sessions: Range | None = None
-    collapse: Range | None = None
     why_not: str = ""
     more_memory: bool = False
 
@@ -209,7 +181,7 @@ class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays."""
+    """The whole answer. `answers`: none for a number of sessions that was asked for."""
 
     schema: int = SCHEMA
     kind: Literal["capacity"] = "capacity"
@@ -222,13 +194,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     cost: CostTold
     curve: list[Point]
     answers: list[Answer]
-    collapse: Collapse | None
     slo: Limits | None
-    cuts: list[Cut]
     remedies: list[Remedy]
     cannot_say: list[CannotSay]
     replicas: Replicas | None = None
-    fitted: float = 1.0
     replays: int = 0
-    estimates: int = 0
     elapsed_s: float = 0.0

@@ -1,140 +1,236 @@
-"""Finds numbers of sessions by estimates: the largest that keeps a share of the hits, the first without room."""
+"""Finds how many sessions keep a share, from replays of several seeds. Pure: it names the next replay, others make it.
+
+While a seed's replays lie on one side of the line, more sessions follow, up to twice as many, or fewer; then the number
+where a straight line between two replays crosses. A replay within a point of the line ends the search: a session more
+or less moves the share by as much, by chance. Other seeds begin there, and one replay near the line is enough of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from math import sqrt
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, floor, log, sqrt
+from statistics import fmean, stdev
 
-from kvtune.answers.capacity.estimate import Engine, Estimate, Window, estimate
 from kvtune.answers.capacity.result import Range
-from kvtune.requests.loads.sessions import Load, Slots
+from kvtune.base.statistics import t_quantile
 
-MOST, LEAST = 512, 16
-"""More sessions than the first are never looked for, fewer than the second always. Powers of two."""
-MOST_REQUESTS = 20_000
-"""Numbers of sessions that send about as many requests are not looked for: each replay would take minutes."""
-LEAST_REQUESTS = 20
-"""Of fewer measured requests a share means nothing, and is taken for kept."""
+CLOSE = 0.01
+"""A replay this near to the line ends a search."""
+WIDE = 32
+"""Numbers of sessions are told apart to one in this many."""
+COARSE = 3
+"""Once one search has ended, both count so many times for other seeds: these differ by more."""
+FEW = 60
+"""A share of fewer measured requests is an accident, and taken for kept."""
+NEAR, FAR = 9 / 8, 2.0
+"""Factors of the next number while all replays are on one side of the line: the least and the most."""
+LINEAR = 0.05
+"""Within this of the line, shares fall about linearly with sessions: a number between two replays is read off."""
+CLIFF = 0.25
+"""Between two replays that are further apart than this the next is in the middle: what falls there is not linear."""
 MET = 0.9
 """Limits of latency hold where they are met by this share of the requests."""
-FULL = 0.5
-"""A device is full where a prompt waits for its turn in more than this share of the time."""
+SURE = 0.9
+"""The range has the next seed's number with this probability, half of the rest lies on each side."""
+STILL = 3
+"""No more seeds are replayed when so many in a row lie in the range of those before."""
+LEAST_SEEDS, MOST_SEEDS = 5, 16
+"""The fewest are replayed in any case."""
 
 
 @dataclass(slots=True)
-class Estimates:
-    """Estimates of a load on one engine, each made once. `near`: about the number of sessions that is looked for."""
+class Search:
+    """One seed's search. `shares`: by number of sessions, those that were replayed."""
 
-    load: Load
-    engine: Engine
-    window: Window
-    seeds: Sequence[int]
-    near: int = 1
-    made: int = 0
-    _known: dict[tuple[int, int], Estimate] = field(default_factory=dict)
-    _slots: dict[int, Slots] = field(default_factory=dict)
+    line: float
+    most: int
+    shares: dict[int, float] = field(default_factory=dict)
 
     @property
-    def most(self) -> int:
-        """The most sessions that are looked for, a power of two."""
-        sessions = self.load.sessions
-        turns = sum(len(session.nodes) for session in sessions)
-        each = (
-            turns * self.window.end_s / max(1e-9, sum(sum(self.load.turn_s(session)) for session in sessions))
-        )
-        most = MOST
-        while most > LEAST and most * each > MOST_REQUESTS:
-            most //= 2
-        return most
+    def high(self) -> int:
+        """The fewest sessions under the line; 0: none are."""
+        return min((n for n, share in self.shares.items() if share < self.line), default=0)
 
-    def at(self, seed: int, sessions: int) -> Estimate:
-        kept = self._known.get((seed, sessions))
-        if kept is None:
-            if seed not in self._slots:
-                self._slots[seed] = Slots(self.load, seed)
-            kept = estimate(self._slots[seed], sessions, self.engine, self.window)
-            self._known[seed, sessions] = kept
-            self.made += 1
-        return kept
+    @property
+    def low(self) -> int:
+        """The most sessions above the line, of those that are fewer than `high`; 0: none are."""
+        return max((n for n in self.shares if n < (self.high or self.most + 1)), default=0)
 
-    def kept(self, sessions: int, seeds: Sequence[int]) -> float:
-        """Return the mean share of the hits that is kept."""
-        return sum(self.at(seed, sessions).kept for seed in seeds) / len(seeds)
+    @property
+    def nearest(self) -> int:
+        return min(filter(None, (self.low, self.high)), key=lambda n: abs(self.off(n)))
 
-    def keeping(self, share: float, seeds: Sequence[int] = ()) -> Range:
-        """Return, by seed, the most sessions that keep this share of an infinite cache's hits. `seeds`: default all."""
-        return Range.of(self._by_seed(lambda seed: partial(self._keeps, seed, share), seeds), self.most)
+    def off(self, sessions: int) -> float:
+        """Return by how much a replay is above the line."""
+        return self.shares[sessions] - self.line
 
-    def filling(self, seeds: Sequence[int] = ()) -> Range:
-        """Return, by seed, the fewest sessions with which a prompt waits in more than `FULL` of the time."""
-        numbers = self._by_seed(lambda seed: partial(self._has_room, seed), seeds)
-        return Range.of([1 + number for number in numbers], self.most)
+    def is_found(self, coarse: int = 1) -> bool:
+        """Whether the number can be read off, `coarse` times as coarsely as where nothing else is known."""
+        low, high, near = self.low, self.high, abs(self.off(self.nearest))
+        if low and high and self.off(low) <= LINEAR and self.off(high) >= -LINEAR:
+            return True
+        narrow = high and high - low <= max(1, coarse * low // WIDE)
+        return bool(narrow) or low >= self.most or near <= coarse * CLOSE
 
-    def meeting(self, limits: Mapping[str, float]) -> Range:
-        """Return, by seed, the most sessions of whose requests a share of `MET` is within the limits."""
-        return Range.of(self._by_seed(lambda seed: partial(self._meets, seed, limits)), self.most)
+    def crossing(self, slope: float) -> float:
+        """Return where the share crosses the line. `slope`: what a session costs there; 0: no search has ended."""
+        low, high, near = self.low, self.high, self.nearest
+        if low and high:
+            return low + (high - low) * self.off(low) / (self.off(low) - self.off(high))
+        if slope:
+            return max(0.0, near + self.off(near) / slope)
+        lost = 1 - self.shares[near]
+        if len(self.shares) > 1:
+            other = min({*self.shares} - {near}, key=lambda n: abs(n - near))
+            secant = (self.shares[other] - self.shares[near]) / (near - other)
+            factor = 1 + self.off(near) / near / max(secant, lost / near, 1e-9)
+        else:  # what is lost grows with about the square of the sessions
+            factor = sqrt((1 - self.line) / max(1e-9, lost))
+        return near * (min(FAR, max(NEAR, factor)) if low else max(1 / FAR, min(1 / NEAR, factor)))
 
-    def _by_seed(self, holds: Callable[[int], Callable[[int], bool]], seeds: Sequence[int] = ()) -> list[int]:
-        """Return, by seed, the largest number for which `holds(seed)` holds. Seeds are near to each other."""
-        numbers: list[int] = []
-        for seed in seeds or self.seeds:
-            self.near = largest(holds(seed), self.most, self.near)
-            numbers.append(self.near)
-        return numbers
+    def number(self, slope: float) -> int:
+        """Return the most sessions above the line; `most` + 1: the most that are tried are."""
+        if self.low >= self.most:
+            return self.most + 1
+        return min(max(self.low, int(self.crossing(slope))), (self.high or self.most + 1) - 1)
 
-    def _meets(self, seed: int, limits: Mapping[str, float], sessions: int) -> bool:
-        estimate = self.at(seed, sessions)
-        return estimate.requests < LEAST_REQUESTS or estimate.met(limits) >= MET
-
-    def _keeps(self, seed: int, share: float, sessions: int) -> bool:
-        estimate = self.at(seed, sessions)
-        return estimate.requests < LEAST_REQUESTS or estimate.kept >= share
-
-    def _has_room(self, seed: int, sessions: int) -> bool:
-        return self.at(seed, sessions).waiting <= FULL
-
-    def on(self, engine: Engine) -> Estimates:
-        """Return estimates of the same load on another engine."""
-        grown = max(engine.pool, engine.cache) / max(self.engine.pool, self.engine.cache)
-        return Estimates(self.load, engine, self.window, self.seeds, int(self.near * grown))
+    def next(self, slope: float, usual: float) -> int:
+        """Return the number to replay next. `usual`: where others cross the line; 0: not known."""
+        low, high = self.low, self.high or self.most + 1
+        if low * (1 + 1 / WIDE) < round(usual) < high * (1 - 1 / WIDE):
+            return round(usual)
+        guess = round(self.crossing(slope))
+        if not self.high:
+            return min(max(guess, low + 1), int(FAR * low), self.most)
+        if not low:
+            return max(1, high // 2, min(guess, high - 1))
+        is_cliff = self.off(low) - self.off(high) > CLIFF
+        return guess if low < guess < high and not is_cliff else (low + high) // 2
 
 
-def largest(holds: Callable[[int], bool], most: int = MOST, near: int = 1) -> int:
-    """Return the largest number up to `most` for which this holds, as if it held for all below; 0: not for 1.
+@dataclass(slots=True)
+class Searches:
+    """The searches of one line. `first`: where they begin; `seeds`: how many in any case.
 
-    `most` + 1: it holds for that, too. `near`: about where it is; each number is asked of once.
+    When the first has ended, others begin where it crosses. Of these a replay near the line is enough: its number is
+    read off by the slope that all have.
     """
-    near = min(max(1, near), most)
-    step = max(1, near // 8)
-    if holds(near):
-        low, high = near, min(near + step, most + 1)
-        while high <= most and holds(high):
-            step *= 2
-            low, high = high, min(high + step, most + 1)
-    else:
-        low, high = max(near - step, 0), near
-        while low and not holds(low):
-            step *= 2
-            low, high = max(low - step, 0), low
-    while high - low > 1:
-        half = (low + high) // 2
-        if holds(half):
-            low = half
-        else:
-            high = half
-    return most + 1 if low == most else low
 
+    line: float
+    most: int
+    first: int
+    seeds: int
+    by_seed: dict[int, Search] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
 
-def fitted(estimates: Estimates, sessions: int, seeds: Sequence[int], kept: float) -> float:
-    """Return the factor of the pool with which the estimate keeps as much as replays of these seeds did."""
-    low, high = 1 / 16, 4.0
-    for _ in range(10):
-        factor = sqrt(low * high)
-        engine = replace(estimates.engine, pool=max(1, int(estimates.engine.pool * factor)))
-        if estimates.on(engine).kept(sessions, seeds) < kept:
-            low = factor
-        else:
-            high = factor
-    return sqrt(low * high)
+    def add(self, seed: int, sessions: int, share: float, requests: int) -> None:
+        """Take a replay's share of its measured requests."""
+        self.running.discard(seed)
+        search = self.by_seed.setdefault(seed, Search(self.line, self.most))
+        search.shares[sessions] = share if requests >= FEW else 1.0
+
+    def next(self, further: bool = True) -> tuple[int, int] | None:
+        """Return the sessions and seed to replay next, or None: all is found, or a running replay has to end first.
+
+        `further`: there is time for more seeds.
+        """
+        slope, usual = self.slope, self.usual
+        begun = self._begun
+        waiting = [seed for seed in range(begun) if seed not in self.running and self._is_open(seed)]
+        if not waiting and 0 < usual <= self.most and self._wanted(further):
+            waiting = [begun]
+        if not waiting:
+            return None
+        seed = waiting[0]
+        self.running.add(seed)
+        if seed in self.by_seed:
+            return self.by_seed[seed].next(slope, usual), seed
+        return min(round(usual) or self.first, self.most), seed
+
+    @property
+    def _begun(self) -> int:
+        return 1 + max((self.seeds - 1, *self.by_seed, *self.running))
+
+    def _is_open(self, seed: int) -> bool:
+        """Whether a number is not known. Once one search has ended, of other seeds a replay near the line is enough."""
+        search = self.by_seed.get(seed)
+        return search is None or not search.is_found(COARSE if self.usual else 1)
+
+    @property
+    def usual(self) -> float:
+        """The mean number of sessions on the line, of the searches that have ended; 0: none has."""
+        slope = self.slope
+        numbers = [search.crossing(slope) for search in self.by_seed.values() if search.is_found()]
+        return max(1.0, fmean(numbers)) if numbers else 0.0
+
+    @property
+    def about(self) -> int:
+        """About where the line is crossed, as far as is known."""
+        tried = [n for search in self.by_seed.values() for n in search.shares]
+        return min(round(self.usual) or max(tried, default=self.first), self.most)
+
+    @property
+    def slope(self) -> float:
+        """What a session costs near the line, by the replays of each seed; 0: no search has ended.
+
+        A least-squares slope, less what a replay moves by chance; at least that of a line from no sessions, which keep
+        everything.
+        """
+        if not any(search.is_found() for search in self.by_seed.values()):
+            return 0.0
+        spread = fall = 0.0
+        for search in self.by_seed.values():
+            ends = (
+                sorted(search.shares, key=lambda n: abs(n - search.nearest))[:2] if search.is_found() else ()
+            )
+            near = [n for n in search.shares if n in ends or abs(search.off(n)) <= LINEAR]
+            if near:
+                middle, share = fmean(near), fmean(search.shares[n] for n in near)
+                spread += sum((n - middle) ** 2 for n in near)
+                fall += sum((n - middle) * (share - search.shares[n]) for n in near)
+        least = (1 - self.line) / fmean(search.nearest for search in self.by_seed.values())
+        return max(least, fall / spread - CLOSE / sqrt(spread)) if spread else least
+
+    @property
+    def numbers(self) -> list[int]:
+        """The most sessions above the line, of each seed that was replayed."""
+        return [search.number(self.slope) for _, search in sorted(self.by_seed.items())]
+
+    @property
+    def range(self) -> Range:
+        low, high = self._ends(self.numbers)
+        return Range(low=low, high=high, by_seed=self.numbers, most=self.most)
+
+    def _ends(self, numbers: Sequence[int]) -> tuple[int, int]:
+        """Return with how many sessions the next seed is expected above the line, and with how many not."""
+        if min(numbers) > self.most or not max(numbers):
+            return min(numbers), max(numbers)
+        ratios = [log(max(0.5, number)) for number in numbers]
+        mean, count = fmean(ratios), len(ratios)
+        apart = CLOSE / max(self.slope * fmean(numbers), 1 - self.line)
+        if count > 1:
+            quantile = t_quantile((1 + SURE) / 2, count - 1)
+            apart = max(apart, quantile * sqrt(1 + 1 / count) * stdev(ratios))
+        low, high = floor(exp(mean - apart)), ceil(exp(mean + apart))
+        return min(*numbers, low), min(max(*numbers, high, min(numbers) + 1), self.most + 1)
+
+    @property
+    def still(self) -> int:
+        """How many seeds, the last ones, lie in the range of those before them."""
+        numbers, still = self.numbers, 0
+        for place in range(self.seeds, len(numbers)):
+            low, high = self._ends(numbers[:place])
+            still = still + 1 if low <= numbers[place] <= high else 0
+        return still
+
+    def _wanted(self, further: bool) -> int:
+        """How many more seeds have to lie in the range, besides those that do and those that are open."""
+        unsure = sum(seed in self.running or self._is_open(seed) for seed in range(self.seeds, self._begun))
+        most = MOST_SEEDS if further else LEAST_SEEDS
+        return max(0, min(STILL - self.still - unsure, most - self._begun))
+
+    def left(self, further: bool) -> int:
+        """Return about how many replays follow those that run; before a search has ended, two more to end it."""
+        waiting = [seed for seed in range(self.seeds) if seed not in self.running]
+        return sum(map(self._is_open, waiting)) + self._wanted(further) + (0 if self.usual else 2)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 
 import pytest
 from msgspec import structs
 
 from kvtune.answers.capacity.pace import Pace
-from kvtune.answers.capacity.replays import Seed, Task
-from kvtune.base.errors import KvtuneError
+from kvtune.answers.capacity.replays import Task
 from tests.capacities import ENGINE, Quick, found
 from tests.clocks import Skipping
 
@@ -23,41 +21,29 @@ class Played(Quick):
     each_s: float = 0.0005
     tier: float = 4.0
 
-    def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        self.pace.at_once = 2
-        self.pace.plan(task.work(self.window) for task in tasks)
-        return self.played(tasks)
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)  # type: ignore[arg-type]
+        self.ends_s: dict[int, tuple[float, float]] = {}
+        """Of each replay that runs: when it ends, and how long it plays."""
 
-    def played(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+    def begin(self, task: Task) -> None:
+        number = self.replays + len(self.running)
+        super().begin(task)
+        playing_s = (1.0 + 0.15 * (-1) ** number) * self.each_s * task.sessions * task.end_s(self.window)
+        playing_s *= self.tier if task.times > 1 else 1.0
+        self.ends_s[number] = self.pace.clock.now() + 2.0 + playing_s, playing_s
+
+    def ended(self) -> Task:
         clock = self.pace.clock
-        running: list[tuple[float, int, float]] = []
-        waiting = iter(enumerate(tasks))
-
-        def fill() -> None:
-            while len(running) < 2 and (begun := next(waiting, None)) is not None:
-                number, task = begun
-                uneven = 1.0 + 0.15 * (-1) ** number
-                playing_s = uneven * self.each_s * task.sessions * task.within(self.window).end_s
-                playing_s *= self.tier if task.times > 1 else 1.0
-                self.pace.begin(number)
-                running.append((clock.now() + 2.0 + playing_s, number, playing_s))
-
-        fill()
-        while running:
-            ended_s, number, playing_s = min(running)
-            running.remove((ended_s, number, playing_s))
-            clock.sleep(ended_s - clock.now())
-            for its_end_s, other, other_s in running:
-                left_s = its_end_s - clock.now()
-                self.pace.report(other, 1 - left_s / other_s, other_s - left_s)
-                self.on_report()
-            self.made += 1
-            if tasks[number].times == 1:
-                self.pace.end(number, 2.0, playing_s)
-            else:
-                self.pace.end(number)
-            fill()
-            yield from self.parts(tasks[number])
+        number = min(self.ends_s, key=lambda each: self.ends_s[each][0])
+        ended_s, _ = self.ends_s.pop(number)
+        clock.sleep(ended_s - clock.now())
+        for other, (its_end_s, other_s) in self.ends_s.items():
+            left_s = its_end_s - clock.now()
+            self.pace.report(other, 1 - left_s / other_s, other_s - left_s)
+            self.on_report()
+        self.pace.end(number, 2.0 if self.running[number].times == 1 else 0.0)
+        return self.take(number)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +52,7 @@ class Played(Quick):
         (0.005, 4.0),
         *(
             pytest.param(*times, marks=pytest.mark.full)
-            for times in ((0.05, 14.0), (0.01, 1.5), (0.0001, 3.0))
+            for times in ((0.02, 6.0), (0.01, 2.5), (0.0001, 3.0))
         ),
     ],
 )
@@ -76,7 +62,7 @@ def test_from_a_third_of_the_time_on_what_is_left_is_said_within_half(each_s: fl
 
     class OnClock(Played):
         def __init__(self, *words: object) -> None:
-            super().__init__(*words)  # type: ignore[arg-type]
+            super().__init__(*words)
             self.each_s, self.tier = each_s, tier
             self.pace = Pace(clock=clock)
 
@@ -101,34 +87,35 @@ def test_from_a_third_of_the_time_on_what_is_left_is_said_within_half(each_s: fl
 
 
 def test_nothing_is_said_of_replays_that_failed_or_told_no_time() -> None:
-    pace = Pace(clock=Skipping())
-    pace.plan([1.0, 1.0])
-    pace.begin(0)
-    pace.begin(1)
+    clock = Skipping()
+    pace = Pace(clock=clock)
+    pace.begin(0, 1.0)
+    pace.begin(1, 1.0)
     pace.end(0)
     assert pace.left_s() is None
-    pace.end(1, 1.0, 4.0)
+    clock.sleep(5.0)
+    pace.end(1, 1.0)
     assert pace.left_s([2.0, 1.0]) == pytest.approx(14.0) and pace.left_s() == 0.0
 
 
 def test_a_machine_that_gets_other_work_is_noticed_at_once() -> None:
-    pace = Pace(clock=Skipping())
-    pace.plan([1.0] * 6)
+    clock = Skipping()
+    pace = Pace(clock=clock)
     for number, took_s in enumerate((1.0, 1.0, 1.0, 3.0, 3.0)):
-        pace.begin(number)
-        pace.end(number, 0.0, took_s)
-    left_s = pace.left_s()
+        pace.begin(number, 1.0)
+        clock.sleep(took_s)
+        pace.end(number, 1e-9)
+    left_s = pace.left_s([1.0])
     assert left_s is not None and 3.0 / 1.5 < left_s < 3.0
 
 
 def test_a_replay_that_is_slower_than_others_says_so_itself() -> None:
     clock = Skipping()
     pace = Pace(at_once=2, clock=clock)
-    pace.plan([1.0, 1.0])
-    pace.begin(0)
-    pace.begin(1)
+    pace.begin(0, 1.0)
+    pace.begin(1, 1.0)
     clock.sleep(10.0)
-    pace.end(0, 0.0, 10.0)
+    pace.end(0, 1e-9)
     pace.report(1, 0.01, 10.0)
     assert pace.left_s() == 0.0
     pace.report(1, 0.1, 10.0)

@@ -9,8 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvtune.answers.capacity.document import fewest, shared
-from kvtune.answers.capacity.estimate import Window
-from kvtune.answers.capacity.replays import Bench
+from kvtune.answers.capacity.replays import Bench, Window
 from kvtune.answers.capacity.replicas import Fleets, needed
 from kvtune.answers.capacity.result import FleetPoint, Replicas
 from kvtune.cli.schema import schema_of
@@ -64,8 +63,8 @@ def test_sessions_at_once_have_an_answer_for_each_seed() -> None:
     spec = "agents:context=300,tools=30,output=20,turns=6,think=2,different=40,longest=900,max_think=20"
     setup = Setup(model="tiny-llama", engine_args=FLAGS, device=Simulated()).sized()
     with Simulators() as simulators:
-        bench = Bench(simulators, spec, 0.02, Window(24.0, 72.0))
-        told = needed(Fleets(2, "least-busy", 6), bench, setup, 32, keep=0.999, slo={}, seeds=2)
+        bench = Bench(simulators, spec, 0.02, Window(24.0, 72.0), unit=32)
+        told = needed(Fleets(2, "least-busy", 6), bench, setup, keep=0.999, seeds=2)
         assert not told.why_not and len(told.by_seed) == 2
         assert {point.seed for point in told.tried if point.replicas == 1} == {0, 1}
         bench = Bench(
@@ -73,8 +72,9 @@ def test_sessions_at_once_have_an_answer_for_each_seed() -> None:
             spec.replace("context=300", "context=3000").replace("longest=900", "longest=0"),
             0.02,
             bench.window,
+            unit=32,
         )
-        long = needed(Fleets(2, "session", 2), bench, setup, 32, keep=0.9, slo={}, seeds=3)
+        long = needed(Fleets(2, "session", 2), bench, setup, keep=0.9, seeds=3)
     assert not long.by_seed and "exceed max-model-len 1024" in long.why_not
 
 

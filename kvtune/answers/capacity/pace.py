@@ -21,7 +21,7 @@ class Pace:
     at_once: int = 1
     clock: Clock = field(default_factory=Clock)
     _begun: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Of each replay that runs: its work, and when it began."""
+    """The work of each replay that runs, and when it began."""
     _ends_s: dict[int, float] = field(default_factory=dict)
     """When those end that have said how far they are."""
     _ended: float = 0.0

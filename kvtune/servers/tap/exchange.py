@@ -16,6 +16,7 @@ from typing import Protocol
 
 from kvtune.requests.log.bodies import APIS
 from kvtune.servers.tap.http1 import Body, Fields, Follower, Unreadable
+from kvtune.servers.tap.messages import Ended, Sent
 
 SESSION = "x-session-id"
 EVENTS = "text/event-stream"
@@ -102,29 +103,16 @@ class Kept:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of one of the APIs and its answer. Times are time.time().
+    """A request of one of the APIs and its answer, as the analyst will be told of them, and what is kept of both.
 
-    `api`: one of `APIS`, its path. `session`: of its head, "" if there is none.
-    `ended`: how the answer ended: "" while it has not, "whole", or who closed the connection before.
+    `ended.how`: "" while the answer has not. `asked`: whether the analyst was told of the request.
     """
 
-    number: int
-    api: str
-    session: str
-    client: str
-    began: float
+    sent: Sent
+    ended: Ended
     body: Kept
     answer: Kept
     asked: bool = False
-    encoding: str = ""
-    status: int = 0
-    kind: str = ""
-    answer_encoding: str = ""
-    replica: str = ""
-    first: float = 0.0
-    """When the answer's first byte after its head came; 0.0 if none did."""
-    done: float = 0.0
-    ended: str = ""
 
 
 class Sink(Protocol):
@@ -178,8 +166,12 @@ class Connection:
         self._open: deque[tuple[str, Exchange | None]] = deque()
         """Method and exchange (None: not recorded) of each request that waits for its answer's end."""
         self._sending: Exchange | None = None
-        self._requests = Follower(_Requests(self), answers=False, holds=numbers.edits)
-        self._answers = Follower(_Answers(self), answers=True, holds=False)
+        self._requests = Follower(
+            self._request_head, self._request_body, self._request_end, answers=False, holds=numbers.edits
+        )
+        self._answers = Follower(
+            self._answer_head, self._answer_body, self._answer_end, answers=True, holds=False
+        )
         self._on = True
         """Whether requests are followed."""
         self._ended_first = ""
@@ -238,7 +230,7 @@ class Connection:
         while self._open:
             self._finish(self._open.popleft()[1], "unread")
 
-    def request_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
+    def _request_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
         method, target, _ = line.split(" ", 2)
         if method == "CONNECT" or len(self._open) >= MOST_OPEN:
             raise Unreadable(method)
@@ -250,16 +242,9 @@ class Connection:
             own = fields.get(SESSION, "")
             ours = not own and self._numbers.add_session and bool(head)
             session = f"{self._numbers.prefix}{number}" if ours else own
-            exchange = Exchange(
-                number,
-                api,
-                session,
-                client_of(fields.get("user-agent", "")),
-                time.time(),
-                Kept(budget),
-                Kept(budget, TAIL),
-                encoding=fields.get("content-encoding", ""),
-            )
+            client, encoding = client_of(fields.get("user-agent", "")), fields.get("content-encoding", "")
+            sent = Sent(number, api, session, client, time.time(), encoding=encoding)
+            exchange = Exchange(sent, Ended(number), Kept(budget), Kept(budget, TAIL))
             if ours:
                 head = head[:-2] + f"X-Session-ID: {session}\r\n\r\n".encode()
         if self._numbers.host and head:
@@ -269,16 +254,16 @@ class Connection:
         self._sending = exchange
         return Body.FRAMED, head
 
-    def request_body(self, part: bytes) -> None:
-        if self._sending is not None and not self._sending.ended:
+    def _request_body(self, part: bytes) -> None:
+        if self._sending is not None and not self._sending.ended.how:
             self._sending.body.add(part)
 
-    def request_end(self) -> None:
-        if self._sending is not None and not self._sending.asked and not self._sending.ended:
+    def _request_end(self) -> None:
+        if self._sending is not None and not self._sending.asked and not self._sending.ended.how:
             self._ask(self._sending)
         self._sending = None
 
-    def answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
+    def _answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
         status_text = line.split(" ", 2)[1]
         if not _STATUS.fullmatch(status_text):
             raise Unreadable("no status")
@@ -294,23 +279,23 @@ class Connection:
         if status < 200:
             return Body.MORE, head
         if exchange is not None:
-            exchange.status, exchange.kind = status, fields.get("content-type", "")
-            exchange.answer_encoding = fields.get("content-encoding", "")
-            if self._numbers.replica_header:
-                exchange.replica = fields.get(self._numbers.replica_header, "")
+            ended, named = exchange.ended, self._numbers.replica_header
+            ended.status, ended.kind = status, fields.get("content-type", "")
+            ended.encoding = fields.get("content-encoding", "")
+            ended.replica = fields.get(named, "") if named else ""
         bare = status in (204, 304) or method == "HEAD"
         return Body.NONE if bare else Body.FRAMED, head
 
-    def answer_body(self, part: bytes) -> None:
+    def _answer_body(self, part: bytes) -> None:
         exchange = self._open[0][1] if self._open else None
         if exchange is not None and part:
-            if not exchange.first:
-                exchange.first = time.time()
-                if exchange.asked and exchange.kind.lower().startswith(EVENTS):
+            if not exchange.ended.first:
+                exchange.ended.first = time.time()
+                if exchange.asked and exchange.ended.kind.lower().startswith(EVENTS):
                     self._sink.begun(exchange)
             exchange.answer.add(part)
 
-    def answer_end(self) -> None:
+    def _answer_end(self) -> None:
         if self._open:
             self._finish(self._open.popleft()[1], "whole")
 
@@ -320,7 +305,7 @@ class Connection:
         if not exchange.asked:
             exchange.body.drop()
             self._ask(exchange)
-        exchange.done, exchange.ended = time.time(), ending
+        exchange.ended.done, exchange.ended.how = time.time(), ending
         self._tell(self._sink.answered, exchange)
         exchange.answer.drop()
 
@@ -334,34 +319,6 @@ class Connection:
             tell(exchange)
         except Exception:
             self._numbers.failed += 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Requests:
-    of: Connection
-
-    def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        return self.of.request_head(line, fields, head)
-
-    def body(self, part: bytes) -> None:
-        self.of.request_body(part)
-
-    def end(self) -> None:
-        self.of.request_end()
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    of: Connection
-
-    def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        return self.of.answer_head(line, fields, head)
-
-    def body(self, part: bytes) -> None:
-        self.of.answer_body(part)
-
-    def end(self) -> None:
-        self.of.answer_end()
 
 
 def _with_host(head: bytes, host: str) -> bytes:

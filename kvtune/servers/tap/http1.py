@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 from re import compile as pattern
-from typing import Protocol
 
 MOST_HEAD = 64 << 10
 """Largest head, chunk size or trailer line in bytes: uvicorn's own limit for a head."""
@@ -39,22 +38,23 @@ Fields = dict[str, str]
 """A head's fields by lower-case name. Fields of the same name are joined by commas."""
 
 
-class Owner(Protocol):
-    """Who is told of the messages of one direction."""
-
-    def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        """Return what follows this head, and the bytes to pass on in its place. `head` b"": it has passed already."""
-
-    def body(self, part: bytes) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class Follower:
-    """`answers`: follows answers, whose body may last until the connection ends. `holds`: heads wait until whole."""
+    """Tells its owner of each message's `head`, the parts of its `body`, and its `end`.
 
-    def __init__(self, owner: Owner, *, answers: bool, holds: bool) -> None:
-        self._owner = owner
+    `head` returns what follows it, and the bytes to pass on in its place; b"": it has passed already. `answers`:
+    follows answers, whose body may last until the connection ends. `holds`: heads wait until whole.
+    """
+
+    def __init__(
+        self,
+        head: Callable[[str, Fields, bytes], tuple[Body, bytes]],
+        body: Callable[[bytes], None],
+        end: Callable[[], None],
+        *,
+        answers: bool,
+        holds: bool,
+    ) -> None:
+        self._told_head, self._told_body, self._told_end = head, body, end
         self._answers = answers
         self._holds = holds
         self._came = bytearray()
@@ -147,7 +147,7 @@ class Follower:
                 raise Unreadable("a field that is folded, or has a blank in its name")
             name, value = name.lower(), value.strip()
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
-        body, instead = self._owner.head(line, fields, b"" if self._gone else head)
+        body, instead = self._told_head(line, fields, b"" if self._gone else head)
         if self._holds and not self._gone:
             self._passed += instead
             self._gone = len(head)
@@ -159,7 +159,7 @@ class Follower:
         if body is Body.RAW:
             self.become_raw()
         elif body is Body.NONE:
-            self._owner.end()
+            self._told_end()
         elif body is Body.FRAMED:
             if "chunked" in fields.get("transfer-encoding", "").lower():
                 self._step = self._size
@@ -173,17 +173,17 @@ class Follower:
             elif self._answers:
                 self._step = self._rest
             else:
-                self._owner.end()
+                self._told_end()
 
     def _ended_if_empty(self) -> None:
         if self._left == 0:
             self._step = self._head
-            self._owner.end()
+            self._told_end()
 
     def _take(self) -> None:
         part = self._pass(min(self._left, len(self._came)))
         self._left -= len(part)
-        self._owner.body(part)
+        self._told_body(part)
 
     def _length(self) -> bool:
         self._take()
@@ -191,7 +191,7 @@ class Follower:
         return True
 
     def _rest(self) -> bool:
-        self._owner.body(self._pass(len(self._came)))
+        self._told_body(self._pass(len(self._came)))
         return False
 
     def _line(self) -> bytes | None:
@@ -235,5 +235,5 @@ class Follower:
             return False
         if not line:
             self._step = self._head
-            self._owner.end()
+            self._told_end()
         return True

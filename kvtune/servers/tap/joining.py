@@ -14,8 +14,6 @@ from kvtune.servers.watch.server import Server
 
 LATE_S = 0.3
 """Seconds after an answer's end in which the events of its prompt still come."""
-
-
 HEARD_S = 5.0
 """Seconds after which it is said from where no events are heard."""
 
@@ -26,19 +24,23 @@ class Joining:
     A request is joined only if all events came from before it was sent until after its end (`joined`).
     """
 
-    def __init__(self, server: Server, named: Named, requests: Requests, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._requests = requests
         self._reader: Reader | None = None
-        self._begun = time.monotonic()
+        self._begun = 0.0
         self._noted = False
         self._lost_at: dict[str, int] = {}
         """By request, what was lost when it was sent."""
+
+    def listen(self, server: Server, named: Named) -> None:
+        """Read a server's events from now on, if it publishes any."""
+        self.close()
+        self._begun, self._noted, self._lost_at = time.monotonic(), False, {}
         try:
             if sources := server.event_sources():
                 self._reader = Reader(sources, host_of(server.base), named).start()
         except KvtuneError as error:
-            say(f"KV events are not read: {error.message}")
+            self._say(f"KV events are not read: {error.message}")
 
     @property
     def on(self) -> bool:
@@ -47,17 +49,14 @@ class Joining:
     @property
     def _lost(self) -> int:
         """Batches that did not come, or could not be read."""
-        return (
-            sum(stream.lost + stream.unknown for stream in self._reader.streams.values())
-            if self._reader
-            else 0
-        )
+        streams = self._reader.streams.values() if self._reader is not None else ()
+        return sum(stream.lost + stream.unknown for stream in streams)
 
     def take(self) -> list[Received]:
         """Return the batches that have come. Requests that were sent before now must be opened before `add`."""
         return self._reader.take() if self._reader is not None else []
 
-    def add(self, batches: Sequence[Received]) -> None:
+    def add(self, batches: Sequence[Received], requests: Requests) -> None:
         reader = self._reader
         if reader is None:
             return
@@ -67,12 +66,12 @@ class Joining:
                 self._say(note)
         if len(reader.sources) > 1:
             batches = sorted(batches, key=lambda received: received.batch.ts)
-        cache = self._requests.cache
+        cache = requests.cache
         assert cache is not None
         cache.complete = all(stream.complete for stream in reader.streams.values())
         try:
             for received in batches:
-                self._requests.add(received)
+                requests.add(received)
         except Exception as error:  # the account is no longer right; the answers' own counts are
             reader.stop(f"kvtune cannot count them: {reason(error)}")
         if cache.held_bytes > MOST_HELD_BYTES:
@@ -84,12 +83,9 @@ class Joining:
     def open(self, name: str) -> None:
         """A request is sent, of which events may tell."""
         reader = self._reader
-        if (
-            reader is not None
-            and self.on
-            and reader.ready.is_set()
-            and all(stream.connected for stream in reader.streams.values())
-        ):
+        if reader is None or reader.problem or not reader.ready.is_set():
+            return
+        if all(stream.connected for stream in reader.streams.values()):
             self._lost_at[name] = self._lost
 
     def joined(self, name: str) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+import msgspec
 import psutil
 
 from kvtune.base import children
@@ -21,7 +22,7 @@ from kvtune.base.commands import command
 from kvtune.base.dialogue import Frames, framed
 from kvtune.data.show.terminal import one_line
 from kvtune.servers.tap.exchange import Exchange, Numbers
-from kvtune.servers.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
+from kvtune.servers.tap.messages import Begun, Message, Outcome, Settings
 
 MOST_WAITING = 64 << 20
 """Bytes that wait for the analyst."""
@@ -89,50 +90,21 @@ class Recorder(asyncio.Protocol):
         self._wait(self._settings)
 
     def asked(self, exchange: Exchange) -> None:
-        sent = self._tell(
-            exchange.number,
-            Sent(
-                exchange.number,
-                exchange.api,
-                exchange.session,
-                exchange.client,
-                exchange.began,
-                time.time(),
-                encoding=exchange.encoding,
-                cut=exchange.body.cut,
-                lost=self._lost[SLOW] > 0,
-            ),
-            () if exchange.body.cut else exchange.body.pieces,
-        )
-        if sent:
-            self._unanswered.add(exchange.number)
+        body, lost = exchange.body, self._lost[SLOW] > 0
+        sent = msgspec.structs.replace(exchange.sent, at=time.time(), cut=body.cut, lost=lost)
+        if self._tell(sent, () if body.cut else body.pieces):
+            self._unanswered.add(sent.number)
 
     def begun(self, exchange: Exchange) -> None:
-        if exchange.number in self._unanswered and self._waiting_bytes <= MOST_WAITING:
-            self._wait(Begun(exchange.number, exchange.first))
+        if exchange.sent.number in self._unanswered and self._waiting_bytes <= MOST_WAITING:
+            self._wait(Begun(exchange.sent.number, exchange.ended.first))
 
     def answered(self, exchange: Exchange) -> None:
-        if exchange.number not in self._unanswered:
-            return
-        sent = self._tell(
-            exchange.number,
-            Ended(
-                exchange.number,
-                exchange.status,
-                exchange.kind,
-                exchange.first,
-                exchange.done,
-                exchange.ended,
-                encoding=exchange.answer_encoding,
-                cut=exchange.answer.cut,
-                replica=exchange.replica,
-            ),
-            exchange.answer.pieces,
-        )
-        if not sent:
-            self._unanswered.discard(exchange.number)
+        ended = msgspec.structs.replace(exchange.ended, cut=exchange.answer.cut)
+        if ended.number in self._unanswered and not self._tell(ended, exchange.answer.pieces):
+            self._unanswered.discard(ended.number)
 
-    def _tell(self, number: int, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:
+    def _tell(self, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:
         """Hand a message about a request over. If it cannot, the request is not recorded."""
         if self._numbers.unfollowed > self._unfollowed:
             self._unfollowed = self._numbers.unfollowed

@@ -232,6 +232,8 @@ class Side(asyncio.Protocol):
         self.connection = connection
         self.transport: asyncio.Transport | None = None
         self.other: Side | None = None
+        self._early = bytearray()
+        """What came for the other before it was joined; some loops read once more before they pause."""
         self.ended = False
         """Whether its end of bytes has come."""
         self.gone = False
@@ -247,8 +249,17 @@ class Side(asyncio.Protocol):
             if self.transport is not None:
                 self.transport.get_extra_info("socket").setsockopt(level, option, value)
 
+    def join(self, other: Side) -> None:
+        self.other = other
+        self.pass_on(bytes(self._early))
+        self._early.clear()
+        if self.ended:
+            self.eof_received()
+
     def pass_on(self, data: bytes) -> None:
-        if data and self.other is not None and self.other.transport is not None:
+        if self.other is None:
+            self._early += data
+        elif data and self.other.transport is not None:
             self.other.transport.write(data)
 
     def pause_writing(self) -> None:
@@ -307,8 +318,6 @@ class Client(Side):
 
     def __init__(self, relay: Relay, connection: Connection) -> None:
         super().__init__(relay, connection)
-        self._early = bytearray()
-        """What came before the server was reached."""
         self._refused = False
         self.closed = asyncio.Event()
         self._held: asyncio.TimerHandle | None = None
@@ -330,12 +339,8 @@ class Client(Side):
             server.break_off()
             return
         self.relay.is_up()
-        self.other, server.other = server, self
-        server.begin()
-        self.pass_on(bytes(self._early))
-        self._early.clear()
-        if self.ended:
-            self.eof_received()
+        server.join(self)
+        self.join(server)
         if self.transport is not None:
             self.transport.resume_reading()
 
@@ -383,12 +388,6 @@ class Client(Side):
             self._held.cancel()
             self._held = None
 
-    def pass_on(self, data: bytes) -> None:
-        if self.other is None:
-            self._early += data  # some loops read once more before they pause
-        else:
-            super().pass_on(data)
-
     def eof_received(self) -> bool:
         if self._refused:
             self.close()
@@ -405,22 +404,7 @@ class Client(Side):
 class Server(Side):
     name = "server"
 
-    def __init__(self, relay: Relay, connection: Connection) -> None:
-        super().__init__(relay, connection)
-        self._early = bytearray()
-
-    def begin(self) -> None:
-        """Pass on what came before the client's side was joined."""
-        self.pass_on(bytes(self._early))
-        self.connection.answering(bytes(self._early))
-        self._early.clear()
-        if self.ended:
-            self.eof_received()
-
     def data_received(self, data: bytes) -> None:
-        if self.other is None:
-            self._early += data
-            return
         self.pass_on(data)
         self.connection.answering(data)
         if isinstance(self.other, Client):

@@ -53,8 +53,6 @@ MOST = 1 << 53
 """Largest value that is believed: beyond it, a float does not count by one."""
 LONGEST = 300
 """Longest text of a label that is kept, in characters."""
-
-
 MOST_SETTINGS = 4_000
 """Longest text of the core's settings that is read, in characters."""
 
@@ -89,14 +87,24 @@ class Scrape:
     def get(self, name: str) -> float | None:
         return self.values.get(name)
 
+    def number(self, label: str) -> int | None:
+        """Return the number of a label of cache_config_info; None if it has none."""
+        text = self.cache.get(label, "")
+        return int(text) if text.isdecimal() and len(text) <= len(str(MOST)) else None
+
     @property
     def blocks(self) -> int | None:
         """Blocks of all engines' pools together: each engine reports this sum."""
-        return _whole(self.cache.get("num_gpu_blocks"))
+        return self.number("num_gpu_blocks")
 
     @property
     def block_size(self) -> int | None:
-        return _whole(self.cache.get("block_size"))
+        return self.number("block_size")
+
+    @property
+    def match_unit(self) -> int:
+        """The tokens of --prefix-match-unit; 0 if the server has none: then hits are whole blocks."""
+        return self.number("prefix_match_unit") or 0
 
 
 OF_VLLM = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
@@ -111,10 +119,6 @@ def wanted(text: str) -> str:
     if len(kept) > MOST_LINES:
         raise WrongValue(f"it has {len(kept):,} lines of such series")
     return "\n".join([*kept, ""])
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) <= len(str(MOST)) else None
 
 
 def _count(name: str, value: float) -> float:

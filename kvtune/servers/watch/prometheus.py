@@ -198,7 +198,7 @@ def _asked(client: Client, query: str, now: float, step: float) -> list[_Series]
     words = {"query": query, "start": f"{now - HOUR_S:.3f}", "end": f"{now:.3f}", "step": f"{step:g}"}
     path = "/api/v1/query_range"
     try:
-        answer = client.ask("GET", f"{path}?{urlencode(words)}", None, ANSWER_S, MOST_TOKENS_BYTES)
+        answer = client.ask(f"{path}?{urlencode(words)}", seconds=ANSWER_S, most=MOST_TOKENS_BYTES)
         return client.read(answer, path, _Answer).data.result
     except SilentError:
         raise

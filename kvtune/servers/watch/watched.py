@@ -247,7 +247,7 @@ class Watched:
             evicted=self.account.evicted_blocks - self._late_evicted,
             lost=events.lost_batches + events.unknown_messages,
             on=events.state == "on",
-            tells=not _match_unit(scrape),
+            tells=not scrape.match_unit,
             loaded=loaded,
             answered=counts[ANSWERED],
             block=self.block,
@@ -321,7 +321,7 @@ class Watched:
     @property
     def match_unit(self) -> int:
         """The tokens of the server's --prefix-match-unit; 0 if it has none: then hits are whole blocks."""
-        return _match_unit(self._looks[-1].scrape)
+        return self._looks[-1].scrape.match_unit
 
     def begin_lists(self) -> None:
         """Let the lists of prefixes and of differences begin now."""
@@ -547,7 +547,7 @@ class Watched:
                 "a connector loads blocks (from host memory or another machine), and its own events do not tell which: "
                 "misses have no cause; a log of requests tells what was seen before"
             )
-        if (unit := _match_unit(last)) and events.state == "on":
+        if (unit := last.match_unit) and events.state == "on":
             notes.append(
                 f"with --prefix-match-unit {unit} the server publishes parts of blocks, too, so misses have "
                 "no cause; a log of requests tells what was seen before"
@@ -573,12 +573,6 @@ def _only_one_line(base: str) -> Iterator[None]:
             f"{base} says what kvtune cannot read ({type(error).__name__}: {one_line(reason(error))})",
             "check that the URL is a vLLM server's",
         ) from error
-
-
-def _match_unit(scrape: Scrape) -> int:
-    """Return the tokens of --prefix-match-unit; 0 if the server has none."""
-    text = scrape.cache.get("prefix_match_unit", "")
-    return int(text) if text.isdecimal() else 0
 
 
 def named(name: Hash) -> str:

@@ -104,7 +104,7 @@ class Relay:
         try:
             (await self.dial(Connection(self.sink, self.numbers))).close()
         except OSError as error:
-            self.is_down(_why(error))
+            self.heard(_why(error))
 
     async def dial(self, connection: Connection) -> Server:
         """Connect to the server. OSError if no address answers."""
@@ -132,15 +132,16 @@ class Relay:
         self.addresses.clear()
         raise wrong or OSError("its name has no address")
 
-    def is_down(self, why: str) -> None:
-        if not self.down:
-            self.say(f"no server answers at {self.target.name}: {why}; requests get 502 until it does")
-        self.down = True
-
-    def is_up(self) -> None:
-        if self.down:
-            self.say(f"{self.target.name} answers")
-        self.down = False
+    def heard(self, why: str = "") -> None:
+        """Say that the server is there again, or no longer (`why`)."""
+        name, down = self.target.name, bool(why)
+        if down != self.down:
+            self.say(
+                f"no server answers at {name}: {why}; requests get 502 until it does"
+                if down
+                else f"{name} answers"
+            )
+        self.down = down
 
     def cut(self) -> None:
         """Break all connections, as the tap ends."""
@@ -338,7 +339,7 @@ class Client(Side):
         if self.gone:
             server.break_off()
             return
-        self.relay.is_up()
+        self.relay.heard()
         server.join(self)
         self.join(server)
         if self.transport is not None:
@@ -346,7 +347,7 @@ class Client(Side):
 
     def _refuse(self, why: str) -> None:
         """Answer 502, and read on for a while: a client that still sends would not read the answer after a reset."""
-        self.relay.is_down(why)
+        self.relay.heard(why)
         if self.gone or self.transport is None:
             return
         self._refused = True

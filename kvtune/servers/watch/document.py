@@ -178,10 +178,8 @@ def regime_section(finding: Finding, name: str = "regime", whose: str = "") -> S
 
 def _hits(shot: Snapshot) -> Section:
     named: dict[str, Period] = {}
-    for (
-        name,
-        period,
-    ) in shot.periods.items():  # by what they span: it may not have been watched for as long yet
+    for name, period in shot.periods.items():
+        # By what they span: it may not have been watched for as long yet.
         short = period.seconds < 0.9 * SPANS.get(name, 0.0)
         named.setdefault(f"{period.seconds:.0f} s" if short else name, period)
     periods = list(named.items())

@@ -88,9 +88,8 @@ class Relay:
             ):
                 sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
         except OSError as error:
-            if (
-                not sockets or error.errno != errno.EADDRNOTAVAIL
-            ):  # such as ::1 of localhost where there is no IPv6
+            # Such as ::1 of localhost where there is no IPv6:
+            if not sockets or error.errno != errno.EADDRNOTAVAIL:
                 for listener in sockets:
                     listener.close()
                 raise KvtuneError(
@@ -135,12 +134,9 @@ class Relay:
     def heard(self, why: str = "") -> None:
         """Say that the server is there again, or no longer (`why`)."""
         name, down = self.target.name, bool(why)
+        gone = f"no server answers at {name}: {why}; requests get 502 until it does"
         if down != self.down:
-            self.say(
-                f"no server answers at {name}: {why}; requests get 502 until it does"
-                if down
-                else f"{name} answers"
-            )
+            self.say(gone if down else f"{name} answers")
         self.down = down
 
     def cut(self) -> None:
@@ -157,39 +153,36 @@ class Listener:
         self.sockets = sockets
         self._relay = relay
         self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED) // 2)
+        self._room = asyncio.Semaphore(self._most)
+        self._said = False
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets]
         self._clients: set[asyncio.Task[None]] = set()
         """A task a connection, until it is closed."""
-        self._said = False
-        self._open()
 
-    def _open(self) -> None:
-        for listener in self.sockets:
-            listener.setblocking(False)
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def _shut(self) -> None:
-        for listener in self.sockets:
-            asyncio.get_running_loop().remove_reader(listener)
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(BACKLOG):
-            if len(self._clients) >= self._most:
-                self._wait(f"{self._most} clients are connected, as many as descriptors allow (ulimit -n)")
-                return
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        while True:
             try:
-                accepted, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                accepted, _ = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 self._wait(f"no more clients can be accepted: {reason(error)}")
-                asyncio.get_running_loop().call_later(AGAIN_S, self._again)
-                return
-            task = asyncio.get_running_loop().create_task(self._serve(accepted))
+                await asyncio.sleep(AGAIN_S)
+                continue
+            if self._room.locked():
+                self._wait(f"{self._most} clients are connected, as many as descriptors allow (ulimit -n)")
+            try:
+                await self._room.acquire()
+            except asyncio.CancelledError:
+                accepted.close()
+                raise
+            task = loop.create_task(self._serve(accepted))
             self._clients.add(task)
-            task.add_done_callback(self._closed)
+            task.add_done_callback(self._clients.discard)
 
     def _wait(self, why: str) -> None:
-        self._shut()
         if not self._said:
             self._relay.say(f"{why}; further ones wait until one leaves")
         self._said = True
@@ -198,23 +191,17 @@ class Listener:
         client = Client(self._relay, Connection(self._relay.sink, self._relay.numbers))
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: client, accepted)
+            await client.closed.wait()
         except OSError:
             accepted.close()
-        else:
-            await client.closed.wait()
-
-    def _closed(self, task: asyncio.Task[None]) -> None:
-        self._clients.discard(task)
-        self._again()
-
-    def _again(self) -> None:
-        if self.sockets and len(self._clients) < self._most:
-            self._open()
+        finally:
+            self._room.release()
 
     def close(self) -> None:
-        self._shut()
-        while self.sockets:
-            self.sockets.pop().close()
+        for task, listening in zip(self._accepting, self.sockets, strict=True):
+            task.cancel()
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
 
 
 def _why(error: OSError) -> str:
@@ -282,9 +269,7 @@ class Side(asyncio.Protocol):
             other.close()
         elif other.transport.can_write_eof():
             other.transport.write_eof()
-        elif (
-            self.connection.waiting
-        ):  # TLS has no half-closed connections: a client that ends waits no longer
+        elif self.connection.waiting:  # TLS has no half-closed connections: who ends waits no longer
             other.break_off()
         else:
             other.close()

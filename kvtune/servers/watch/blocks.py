@@ -165,37 +165,19 @@ class Blocks:
         """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
         self.step += 1
         self._widths.append(0)
-        open_: list[Stored] = []
         below: list[Stored | Removed] = []
-        for event in batch.events:
-            if not isinstance(event, Cleared) and event.medium not in (None, GPU):
-                below.append(event)
-                continue
-            if isinstance(event, Stored):
-                if open_ and not _same_stretch(open_, event):
-                    yield from self._finished(open_, batch.ts)
-                    open_ = []
-                open_.append(event)
-                continue
-            if open_:
-                yield from self._finished(open_, batch.ts)
-                open_ = []
-            if isinstance(event, Cleared):
+        for told in _together(batch.events, below):
+            if isinstance(told, Cleared):
                 self.clear()
-            else:
-                self._remove(event, batch.ts, evicted)
-        if open_:
-            yield from self._finished(open_, batch.ts)
+            elif isinstance(told, Removed):
+                self._remove(told, batch.ts, evicted)
+            elif (stretch := self._stretch(told, batch.ts)) is not None:
+                self._widths[-1] += stretch.block_size * len(stretch.hashes)
+                self._widest = max(self._widest, self._widths[-1])
+                yield stretch
+                self._store(stretch)
         for event in below:  # what a prompt of this step found below, was there before
             self._below(event)
-
-    def _finished(self, events: Sequence[Stored], time_s: float) -> Iterator[Stretch]:
-        stretch = self._stretch(events, time_s)
-        if stretch is not None:
-            self._widths[-1] += stretch.block_size * len(stretch.hashes)
-            self._widest = max(self._widest, self._widths[-1])
-            yield stretch
-            self._store(stretch)
 
     def filled(self, step: int, size: int) -> bool:
         """Whether a recent step computed so many tokens that it may have cut a prompt into chunks.
@@ -253,15 +235,12 @@ class Blocks:
 
     def _store(self, stretch: Stretch) -> None:
         parent = self.known.get(stretch.parent) if stretch.parent is not None else None
-        end = 0 if stretch.parent is None else parent.end if parent is not None else UNKNOWN
-        root = parent.root if parent is not None else stretch.hashes[0]
+        end, root, depth = 0, stretch.hashes[0], 0
         if parent is not None:
-            depth = parent.depth
-        elif stretch.parent is None:
-            depth = 0
-        else:
+            end, root, depth = parent.end, parent.root, parent.depth
+        elif stretch.parent is not None:
             self._unrooted -= SPAN
-            depth = self._unrooted
+            end, depth = UNKNOWN, self._unrooted
         before, size, time_s = stretch.parent, stretch.block_size, stretch.at
         blocks, gone = self.known, self._gone
         contents = stretch.contents or repeat(0)
@@ -506,8 +485,27 @@ def _boundary(masks: Sequence[int], end: int, needs: int, bit: int) -> int:
     return run
 
 
-def _same_stretch(events: Sequence[Stored], event: Stored) -> bool:
-    last = events[-1]
+def _together(
+    events: Sequence[Stored | Removed | Cleared], below: list[Stored | Removed]
+) -> Iterator[list[Stored] | Removed | Cleared]:
+    """Yield the events of the pool; those of one stretch in a list. The events of tiers below it go to `below`."""
+    run: list[Stored] = []
+    for event in events:
+        if not isinstance(event, Cleared) and event.medium not in (None, GPU):
+            below.append(event)
+            continue
+        if run and not (isinstance(event, Stored) and _same_stretch(run[-1], event)):
+            yield run
+            run = []
+        if isinstance(event, Stored):
+            run.append(event)
+        else:
+            yield event
+    if run:
+        yield run
+
+
+def _same_stretch(last: Stored, event: Stored) -> bool:
     return (
         last.parent_block_hash == event.parent_block_hash
         and (event.group_idx or 0) > (last.group_idx or 0)

@@ -103,8 +103,7 @@ class Analyst:
         self.judging.forget(number)
         pending = self._open.get(number)
         if pending is not None:
-            for request in pending.requests:
-                self.judging.dropped(request, computed=True)
+            self.judging.dropped(pending.requests, computed=True)
             pending.body, pending.requests = {}, []
             pending.why = pending.trouble = "later requests took its place in memory before it was answered"
 
@@ -115,8 +114,7 @@ class Analyst:
         self._open[sent.number] = pending
         while len(self._open) > MOST_OPEN:
             _, forgotten = self._open.popitem(last=False)
-            for request in forgotten.requests:
-                self.judging.dropped(request, computed=True)
+            self.judging.dropped(forgotten.requests, computed=True)
             self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
         self._read(sent, pending)
 
@@ -188,8 +186,7 @@ class Analyst:
         computed = good or not 400 <= ended.status < 500
         begun = good and (ended.how == "whole" or ended.first > 0)
         if not begun:
-            for request in pending.requests:
-                self.judging.dropped(request, computed=computed)
+            self.judging.dropped(pending.requests, computed=computed)
         elif not pending.requests:
             self.judging.missed()
         shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
@@ -209,7 +206,7 @@ class Analyst:
                     pending.why = f"it was rendered to {counts}"
                     self.judging.missed()
             if begun and pending.requests:
-                self.judging.dropped(request, computed=True) if pending.why else self.judging.ended(request)
+                self.judging.dropped([request], computed=True) if pending.why else self.judging.ended(request)
         late_s = self.judging.late_s if good else 0.0
         finish = partial(self._finish, pending, shown, ended, answer.error)
         self._ending.append((time.monotonic() + late_s, ended.number, finish))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Any, TypeVar
@@ -226,10 +226,11 @@ class Judging:
             request.tally = answered.tally
             request.by = request.by or ("events" if answered.tally is not None else "")
 
-    def dropped(self, request: Request, *, computed: bool) -> None:
-        """A request without an answer; its prompt may have been `computed`, or a part of it."""
-        self.requests.drop(request.place, computed=computed)
-        self.joining.joined(request.row.name)
+    def dropped(self, requests: Iterable[Request], *, computed: bool) -> None:
+        """These have no answer; their prompts may have been `computed`, or a part of them."""
+        for request in requests:
+            self.requests.drop(request.place, computed=computed)
+            self.joining.joined(request.row.name)
 
     def missed(self) -> None:
         """A prompt was computed that is not known here."""

@@ -24,7 +24,7 @@ from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column, one_line
 from kvtune.data.tally import Hits
-from kvtune.servers.watch.client import MOST_TOKENS_BYTES, Client, SilentError, StatusError
+from kvtune.servers.watch.client import MOST_TOKENS_BYTES, Client, StatusError
 from kvtune.servers.watch.document import regime_section
 from kvtune.servers.watch.metrics import (
     LABELS_OF_CACHE,
@@ -201,8 +201,6 @@ def _asked(client: Client, query: str, now: float, step: float) -> list[_Series]
     try:
         answer = client.ask(f"{path}?{urlencode(words)}", seconds=ANSWER_S, most=MOST_TOKENS_BYTES)
         return client.read(answer, path, _Answer).data.result
-    except SilentError:
-        raise
     except StatusError as error:
         raise KvtuneError(
             f"{client.base}{path} answers {error.status}",

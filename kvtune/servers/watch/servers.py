@@ -154,7 +154,7 @@ class Member:
     @property
     def told(self) -> bool:
         """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
-        return self.shot is None or (self.watched.totals.told and not self.watched.match_unit)
+        return self.shot is None or self.watched.told
 
     @property
     def gained(self) -> Counts:
@@ -285,7 +285,7 @@ class Servers:
         if not member.same_as:
             self.gone[member.model] = self.gone.get(member.model, Counts()) + member.gained
             if member.shot is not None:
-                self._left.append((member.watched.last[0], member.place))
+                self._left.append((member.watched.scrape, member.place))
         for url in [each.url for each in self.members.values() if each.same_as == member.url]:
             del self.members[url]
             self._read = 0.0

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvtune.base.errors import KvtuneError, UsageError, reason
-from kvtune.base.legal import Value
 from kvtune.data.installed import release
 from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.show.terminal import one_line
@@ -250,7 +249,7 @@ class Watched:
             tells=not scrape.match_unit,
             loaded=loaded,
             answered=counts[ANSWERED],
-            block=self.block,
+            block=self.account.block_size,
             loads_told=self.account.loads_told,
         )
         if counted.idle or self.totals.computing(counted) == 0:
@@ -301,27 +300,17 @@ class Watched:
     @property
     def last(self) -> tuple[Scrape, Mark]:
         """The last look's scrape and counts."""
-        return self._looks[-1].scrape, self._looks[-1].mark
+        return self.scrape, self._looks[-1].mark
 
     @property
-    def cache(self) -> dict[str, str]:
-        """The labels of the server's cache_config_info."""
-        return dict(self._looks[-1].scrape.cache)
+    def scrape(self) -> Scrape:
+        """The last look's."""
+        return self._looks[-1].scrape
 
     @property
-    def core(self) -> Mapping[str, Value] | None:
-        """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
-        return self._looks[-1].scrape.core
-
-    @property
-    def block(self) -> int:
-        """The tokens of the largest block of which an event came; 0 before."""
-        return self.account.block_size
-
-    @property
-    def match_unit(self) -> int:
-        """The tokens of the server's --prefix-match-unit; 0 if it has none: then hits are whole blocks."""
-        return self._looks[-1].scrape.match_unit
+    def told(self) -> bool:
+        """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
+        return self.totals.told and not self.scrape.match_unit
 
     def begin_lists(self) -> None:
         """Let the lists of prefixes and of differences begin now."""
@@ -332,7 +321,7 @@ class Watched:
         """Return what was counted since the first look, or since the server's last start, up to the last look."""
         assert self._begun is not None
         mark, first = self._begun
-        last = self._looks[-1].scrape
+        last = self.scrape
 
         def counted(name: str) -> int:
             return max(0, int((last.get(name) or 0) - ((first.get(name) if first else None) or 0)))
@@ -347,7 +336,7 @@ class Watched:
         )
 
     def snapshot(self) -> Snapshot:
-        last = self._looks[-1].scrape
+        last = self.scrape
         before = self._before(SHORT_S)
         short = Between(before.scrape, last)
         events = self.events
@@ -412,7 +401,7 @@ class Watched:
         limits = self.facts.limits
         return {
             "regime": finding(looks, limits),
-            "possible": possible(short, self.facts.shape, limits.longest, self.block),
+            "possible": possible(short, self.facts.shape, limits.longest, self.account.block_size),
             "next": self.facts.more() if events.state == "off" else [],
         }
 
@@ -457,7 +446,7 @@ class Watched:
             tally.query_tokens,
             tally.hit_tokens,
             tally.misses if self._heard() else {},
-            seconds=self._looks[-1].scrape.at - mark.at,
+            seconds=self.scrape.at - mark.at,
             recomputed=now.recomputed - mark.counts.recomputed,
             loaded_tokens=now.loaded - mark.counts.loaded,
         )

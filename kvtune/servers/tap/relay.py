@@ -214,11 +214,11 @@ class Side(asyncio.Protocol):
     """One of the two connections: the client's or the server's."""
 
     name = ""
+    transport: asyncio.Transport
 
     def __init__(self, relay: Relay, connection: Connection) -> None:
         self.relay = relay
         self.connection = connection
-        self.transport: asyncio.Transport | None = None
         self.other: Side | None = None
         self._early = bytearray()
         """What came for the other before it was joined; some loops read once more before they pause."""
@@ -234,8 +234,7 @@ class Side(asyncio.Protocol):
 
     def _option(self, level: int, option: int, value: int | bytes) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            if self.transport is not None:
-                self.transport.get_extra_info("socket").setsockopt(level, option, value)
+            self.transport.get_extra_info("socket").setsockopt(level, option, value)
 
     def join(self, other: Side) -> None:
         self.other = other
@@ -247,22 +246,22 @@ class Side(asyncio.Protocol):
     def pass_on(self, data: bytes) -> None:
         if self.other is None:
             self._early += data
-        elif data and self.other.transport is not None:
+        elif data:
             self.other.transport.write(data)
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
+        if self.other is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
+        if self.other is not None:
             self.other.transport.resume_reading()
 
     def eof_received(self) -> bool:
         self.ended = True
         self.connection.ended(self.name)
         other = self.other
-        if other is None or other.transport is None or other.gone:
+        if other is None or other.gone:
             return True
         if other.ended:
             self.close()
@@ -273,7 +272,7 @@ class Side(asyncio.Protocol):
             other.break_off()
         else:
             other.close()
-        return self.transport is not None and self.transport.can_write_eof()
+        return self.transport.can_write_eof()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone = True
@@ -286,17 +285,12 @@ class Side(asyncio.Protocol):
                 self.other.close()
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        self.transport.close()
 
     def break_off(self) -> None:
-        """Reset the connection, so that the other end knows at once."""
-        self._reset_at_the_end()
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _reset_at_the_end(self) -> None:
+        """Reset the connection after what was sent."""
         self._option(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close()
 
 
 class Client(Side):
@@ -311,8 +305,7 @@ class Client(Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self.transport.pause_reading()
         self._dialling = asyncio.get_running_loop().create_task(self._dial())
 
     async def _dial(self) -> None:
@@ -327,13 +320,12 @@ class Client(Side):
         self.relay.heard()
         server.join(self)
         self.join(server)
-        if self.transport is not None:
-            self.transport.resume_reading()
+        self.transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
         """Answer 502, and read on for a while: a client that still sends would not read the answer after a reset."""
         self.relay.heard(why)
-        if self.gone or self.transport is None:
+        if self.gone:
             return
         self._refused = True
         message = f"kvtune: no server answers at {self.relay.target.name}: {why}"
@@ -348,11 +340,6 @@ class Client(Side):
         self.transport.write_eof()
         self.transport.resume_reading()
         asyncio.get_running_loop().call_later(LINGER_S, self.close)
-
-    def break_off(self) -> None:
-        """Reset the connection after what the server has sent."""
-        self._reset_at_the_end()
-        self.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -389,6 +376,11 @@ class Client(Side):
 
 class Server(Side):
     name = "server"
+
+    def break_off(self) -> None:
+        """Reset the connection at once: it computes for nobody."""
+        super().break_off()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self.pass_on(data)

@@ -148,11 +148,11 @@ async def _relayed(
         server = await relay.listen(listen.host, listen.port)
         try:
             await recorder.start()
-            at = Address(listen.host, server.sockets[0].getsockname()[1])
+            address = Address(listen.host, server.sockets[0].getsockname()[1])
             name = relay.target.name
-            say(f"http://{at} relays to {name}: let clients use it as their base URL; Ctrl-C ends it")
-            if not at.local:
-                say(f"{at} is reached from other machines: whoever reaches it can use the server")
+            say(f"http://{address} relays to {name}: let clients use it as their base URL; Ctrl-C ends it")
+            if not address.local:
+                say(f"{address} is reached from other machines: whoever reaches it can use the server")
             if settings.log:
                 ids = "token ids, which are text to who has the tokenizer"
                 what = "text and token ids" if settings.with_text else ids

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 from typing import Any, TypeVar
 
 from kvtune.base.errors import KvtuneError
@@ -210,9 +210,8 @@ class Judging:
 
     def ended(self, request: Request) -> None:
         """Its answer has ended. What events say of it may still come before `closed`."""
-        if 0 <= request.row.hit < self.requests.seen(request.place) and self._restarted(
-            request.row.t1 or 0.0
-        ):
+        lacks = 0 <= request.row.hit < self.requests.seen(request.place)
+        if lacks and self._restarted(request.row.t1 or 0.0):
             self._forget()
         self.requests.ended(request.place, request.row)
 
@@ -311,17 +310,13 @@ class Groups:
             del self._newest[name]
 
     def _changed(self, request: Request, messages: frozenset[bytes]) -> str:
-        near = [
-            (name, before, had)
-            for name, (before, had) in reversed(self._newest.items())
-            if _client(before) == _client(request)
-        ]
-        for name, before, had in near[:MOST_NEAR]:
-            if len(had) >= FEWEST and 2 * len(had & messages) >= len(had):
-                return name
-            if len(had) >= FEWEST and any(
-                edit.kind == "compaction" for edit in edits(before.body, request.body)
-            ):
+        newest = reversed(self._newest.items())
+        near = ((name, row) for name, row in newest if _client(row[0]) == _client(request))
+        for name, (before, had) in islice(near, MOST_NEAR):
+            if len(had) < FEWEST:
+                continue
+            changed = 2 * len(had & messages) >= len(had)
+            if changed or any(edit.kind == "compaction" for edit in edits(before.body, request.body)):
                 return name
         return ""
 

@@ -166,18 +166,18 @@ class Blocks:
         self.step += 1
         self._widths.append(0)
         below: list[Stored | Removed] = []
-        for told in _together(batch.events, below):
-            if isinstance(told, Cleared):
+        for event in _together(batch.events, below):
+            if isinstance(event, Cleared):
                 self.clear()
-            elif isinstance(told, Removed):
-                self._remove(told, batch.ts, evicted)
-            elif (stretch := self._stretch(told, batch.ts)) is not None:
+            elif isinstance(event, Removed):
+                self._remove(event, batch.ts, evicted)
+            elif (stretch := self._stretch(event, batch.ts)) is not None:
                 self._widths[-1] += stretch.block_size * len(stretch.hashes)
                 self._widest = max(self._widest, self._widths[-1])
                 yield stretch
                 self._store(stretch)
-        for event in below:  # what a prompt of this step found below, was there before
-            self._below(event)
+        for lower in below:  # what a prompt of this step found below, was there before
+            self._below(lower)
 
     def filled(self, step: int, size: int) -> bool:
         """Whether a recent step computed so many tokens that it may have cut a prompt into chunks.

@@ -200,11 +200,8 @@ def _hits(shot: Snapshot) -> Section:
     ]
     notes = []
     if shot.evicted_blocks_s is not None:
-        age = (
-            f", stored {ms(1000 * shot.evicted_age_s)} before (median)"
-            if shot.evicted_age_s is not None
-            else ""
-        )
+        age_s = shot.evicted_age_s
+        age = "" if age_s is None else f", stored {ms(1000 * age_s)} before (median)"
         held = f"; {count(shot.cached_blocks)} blocks cached" if shot.cached_blocks is not None else ""
         notes.append(f"evicted {shot.evicted_blocks_s:,.1f} blocks/s{age}{held}")
     if last.get(NOT_KEPT) and shot.possible is not None and shot.possible.keeps_more:

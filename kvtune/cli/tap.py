@@ -58,9 +58,10 @@ class TapQuery(Query):
 def tap(query: TapQuery) -> int:
     """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
     import sys
+    from secrets import token_hex
 
     from kvtune.base.masking import held
-    from kvtune.servers.tap.command import address, header_name, log_path, new_prefix, run
+    from kvtune.servers.tap.command import address, header_name, log_path, run
     from kvtune.servers.tap.messages import Settings
     from kvtune.servers.watch.client import base_of, headers_of
 
@@ -69,7 +70,7 @@ def tap(query: TapQuery) -> int:
         base_of(query.url),
         headers_of(query.header or []),
         query.insecure,
-        new_prefix(),
+        f"kvtune-{token_hex(2)}-",
         "" if query.no_log else str(log_path(query.log)),
         query.with_text,
         query.json,

@@ -153,13 +153,13 @@ class Analyst:
         self, sent: Sent, body: Mapping[str, Any], ids: Sequence[int], number: int, count: int
     ) -> Request:
         name = f"{self.settings.prefix}{sent.number}" + (f"-{number}" if count > 1 else "")
-        salt = body.get("cache_salt")
+        salt, session = body.get("cache_salt"), body.get("session_id")  # vLLM takes it before the header's
         row = Logged(
             name,
             ids,
             t0=sent.began,
             salt=salt if isinstance(salt, str) else "",
-            session=_session(sent, body),
+            session=session if isinstance(session, str) and session else sent.session,
             output_tokens=-1,
             kind=sent.client,
         )
@@ -332,11 +332,6 @@ class Analyst:
     def close(self) -> None:
         self.judging.close()
         self.rendering.close()
-
-
-def _session(sent: Sent, body: Mapping[str, Any]) -> str:
-    session = body.get("session_id")  # vLLM takes it before the header's
-    return session if isinstance(session, str) and session else sent.session
 
 
 def main() -> int:

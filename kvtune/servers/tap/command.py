@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from kvtune.base.errors import UsageError
 from kvtune.base.files import unwritable
@@ -86,11 +85,6 @@ def log_path(named: Path | None) -> Path:
     if why:
         raise UsageError(f"cannot write the log {path}: {why}", "name another with -o FILE, or --no-log")
     return path
-
-
-def new_prefix() -> str:
-    """Return how this tap's session ids begin."""
-    return f"kvtune-{token_hex(2)}-"
 
 
 def run(

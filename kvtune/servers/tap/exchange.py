@@ -142,10 +142,6 @@ class Numbers:
     unfollowed: int = 0
     """Connections whose following ended early."""
 
-    def next(self) -> int:
-        self.last += 1
-        return self.last
-
     @property
     def edits(self) -> bool:
         return self.add_session or bool(self.host)
@@ -236,7 +232,8 @@ class Connection:
         path = target.partition("?")[0]
         api = next((api for api in APIS if path.endswith(api)), "") if method == "POST" else ""
         if api and not self._blind:
-            number, budget = self._numbers.next(), self._numbers.budget
+            self._numbers.last += 1
+            number, budget = self._numbers.last, self._numbers.budget
             own = fields.get(SESSION, "")
             ours = not own and self._numbers.add_session and bool(head)
             session = f"{self._numbers.prefix}{number}" if ours else own

@@ -76,7 +76,8 @@ def _telling(differs: Differs) -> Sequence[Edit]:
 def in_blocks(request: Request) -> Iterator[str]:
     """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
     head = f"{request.label} {request.row.kind} {request.group} {request.api}"
-    yield f"{head}: {_counted(request.tokens)} tokens, {_hit(request)}"
+    tokens = f"{request.tokens:,}" if request.tokens >= 0 else "an unknown number of"
+    yield f"{head}: {tokens} tokens, {_hit(request)}"
     tally = request.tally or Tally()
     spans = [("hit", tally.hit_tokens), *((CAUSES[cause].title, n) for cause, n in tally.misses.items())]
     begin = 0
@@ -90,10 +91,6 @@ def in_blocks(request: Request) -> Iterator[str]:
         yield f"  {edit.place} line {edit.line}, {edit.role}: {KINDS[edit.kind].title}"
         yield f"    in #{request.differs.number}: {edit.old!r}"
         yield f"    here: {edit.new!r}"
-
-
-def _counted(count: int) -> str:
-    return f"{count:,}" if count >= 0 else "an unknown number of"
 
 
 def _short(text: str) -> str:

@@ -170,16 +170,14 @@ class Recorder(asyncio.Protocol):
         self._lost.update(GONE for _ in self._unanswered)
         self._unanswered.clear()
         self._say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
-        asyncio.get_running_loop().call_later(self._wait_s, self._again)
+        self._starting = asyncio.get_running_loop().create_task(self._restart(self._wait_s))
         self._wait_s = AGAIN_S[1]
 
-    def _again(self) -> None:
+    async def _restart(self, wait_s: float = 0.0) -> None:
+        await asyncio.sleep(wait_s)
         if self._closing is not None:
             return
         self._reap(0.0)
-        self._starting = asyncio.get_running_loop().create_task(self._restart())
-
-    async def _restart(self) -> None:
         try:
             await self.start()
         except OSError as error:  # no descriptors or no memory are left for it

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -122,12 +121,6 @@ class Addresses:
     def _expanded(self, base: str) -> list[str]:
         parts = urlsplit(base)
         host = parts.hostname or ""
-        try:
-            ip_address(host)
-        except ValueError:
-            pass
-        else:
-            return [base]
         if parts.scheme != "http":  # a certificate is of the name
             return [base]
         addresses = self.lookup(host, parts.port or 80) or self._names.get(host, [])

@@ -109,35 +109,6 @@ def _place(event: Stored | Removed) -> Place:
     return event.medium or GPU, event.group_idx or 0
 
 
-def _orphaned(rank: Rank, event: Stored) -> int:
-    parent = event.parent_block_hash
-    return int(parent is not None and bool(event.block_hashes) and parent not in rank.known)
-
-
-def _twice(rank: Rank, event: Stored) -> int:
-    return sum(name in rank.held[_place(event)] for name in event.block_hashes)
-
-
-def _blank(_: Rank, event: Stored) -> int:
-    if _place(event)[0] == GPU:
-        return 0
-    return int(not event.block_hashes or not event.token_ids or not event.block_size)
-
-
-def _sparse(_: Rank, event: Stored) -> int:
-    return int(_place(event)[0] == GPU and len(event.block_hashes) * event.block_size < len(event.token_ids))
-
-
-def _never_stored(rank: Rank, event: Removed) -> int:
-    if _place(event)[0] in rank.unsure:
-        return 0
-    return sum(name not in rank.held[_place(event)] for name in event.block_hashes)
-
-
-def _from_one_tier(rank: Rank, event: Removed) -> int:
-    return sum(bool(rank.media(name) - {_place(event)[0]}) for name in event.block_hashes)
-
-
 class Finding(msgspec.Struct, frozen=True):
     """`times`: how often it was seen. `wrong`: what an index built on these events gets wrong.
 
@@ -212,14 +183,20 @@ ROWS = (
         "orphans",
         "blocks stored after a parent that nobody stored",
         "it cannot tell which prompt they belong to: what follows them is never found",
-        stored=_orphaned,
+        stored=lambda rank, event: (
+            bool(event.block_hashes and event.parent_block_hash is not None)
+            and event.parent_block_hash not in rank.known
+        ),
         needs_all=True,
     ),
     Row(
         "never_stored",
         "removals of blocks that were not stored",
         "it is told to forget what it does not have: an index that counts copies goes wrong by one",
-        removed=_never_stored,
+        removed=lambda rank, event: (
+            event.medium not in rank.unsure
+            and sum(name not in rank.held[_place(event)] for name in event.block_hashes)
+        ),
         needs_all=True,
     ),
     Row(
@@ -227,7 +204,7 @@ ROWS = (
         "blocks stored again in a group that holds them",
         "an index that keeps a set drops the block at the first removal though a copy is left: count copies",
         "vLLM stores a copy for each request that computed the block, and removes each",
-        stored=_twice,
+        stored=lambda rank, event: sum(name in rank.held[_place(event)] for name in event.block_hashes),
         needs_all=True,
     ),
     Row(
@@ -241,7 +218,9 @@ ROWS = (
         "an index that pairs hashes with tokens in their order places blocks wrongly; one that takes the group for "
         "whole counts hits that cannot come",
         "vLLM keeps only the blocks that a later prompt can hit, of sliding windows and states, and does not say which",
-        stored=_sparse,
+        stored=lambda _, event: (
+            _place(event)[0] == GPU and len(event.block_hashes) * event.block_size < len(event.token_ids)
+        ),
     ),
     Row(
         "silent_groups",
@@ -254,14 +233,18 @@ ROWS = (
         "an index that places blocks by their tokens drops them: the tier is invisible to it",
         "vLLM's OffloadingConnector leaves them out unless `self_describing_kv_events` is on, and for groups with "
         "windows or states",
-        stored=_blank,
+        stored=lambda _, event: (
+            _place(event)[0] != GPU and not (event.block_hashes and event.token_ids and event.block_size)
+        ),
     ),
     Row(
         "removed_by_tier",
         "removals from one tier of blocks that another tier holds",
         "an index that takes them for removals of the block loses what the server can still load",
         "vLLM publishes each tier's own removals: `medium` says of which",
-        removed=_from_one_tier,
+        removed=lambda rank, event: sum(
+            bool(rank.media(name) - {_place(event)[0]}) for name in event.block_hashes
+        ),
     ),
     Row(
         "late",
@@ -512,23 +495,17 @@ def _example(received: Received, event: Stored | Removed) -> str:
     return f"{where}: {count(len(names))} blocks stored{first}{after}, {tokens}"
 
 
-def names_of(texts: Sequence[str]) -> list[str]:
-    """Return the names of findings that a user lists."""
-    wrong = next((name for name in texts if name not in NAMES), None)
-    if wrong is not None:
-        raise UsageError(f"{one_line(wrong)!r} is no finding of --audit", f"they are {', '.join(NAMES)}")
-    return list(texts)
-
-
 def audit_server(server: Server, listen: Named, seconds: float, allowed: Sequence[str] = ()) -> Audited:
     """Audit a server's events for some seconds, after their history. KvtuneError (2) if that cannot be done."""
     try:
-        return _audited(server, listen, seconds, names_of(allowed))
+        return _audited(server, listen, seconds, allowed)
     except KvtuneError as error:
         raise KvtuneError(error.message, error.hint, EXIT_USAGE) from None
 
 
 def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[str]) -> Audited:
+    if wrong := [name for name in allowed if name not in NAMES]:
+        raise UsageError(f"{one_line(wrong[0])!r} is no finding of --audit", f"they are {', '.join(NAMES)}")
     publishers = server.event_sources() or sources_named(listen)
     audit, vllm, scrape = Audit(), server.version(), server.scrape()
     audit.look(scrape)

@@ -35,6 +35,7 @@ MOST_BYTES = 8 << 20
 """Largest answer. /metrics of one engine has 54 kB."""
 MOST_TOKENS_BYTES = 64 << 20
 """Largest answer of /tokenize and /detokenize."""
+VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 JSON = TypeVar("JSON")
 Body = Mapping[str, Any] | None
@@ -140,9 +141,10 @@ class Client:
                 transport=self.transport,
             )
         except Exception as error:  # of the proxies' variables, or of the certificates' files
+            names = [name for each in VARIABLES for name in (each, each.lower()) if os.environ.get(name)]
             raise UsageError(
                 f"the settings for HTTP cannot be used: {self._hidden(reason(error))}",
-                f"look at {', '.join(_settings()) or 'the proxy and the certificates of this machine'}",
+                f"look at {', '.join(names) or 'the proxy and the certificates of this machine'}",
             ) from None
         self._loop = asyncio.new_event_loop()
 
@@ -291,11 +293,6 @@ def _without_more(target: str) -> str:
         return "an address that is none"
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"[:200] if host else parts.path[:200] or "nowhere"
-
-
-def _settings() -> list[str]:
-    names = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-    return [name for both in names for name in (both, both.lower()) if os.environ.get(name)]
 
 
 def _proxy(base: str) -> str:

@@ -50,7 +50,7 @@ def document(
     engines = f", {shot.engines} engines" if shot.engines > 1 else ""
     state = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
     if shot.down_since is not None:
-        state = f"   DOWN since {_clock(shot.down_since)}"
+        state = time.strftime("   DOWN since %H:%M:%S", time.localtime(shot.down_since))
     return Document(
         name="kvtune watch",
         subject=shot.url,
@@ -118,10 +118,6 @@ def _elsewhere(server: ServerShare) -> str:
 
 def _part(tally: Tally, tokens: int) -> str:
     return percent(tokens, tally.query_tokens) if tally.query_tokens else DASH
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Iterator[Section]:

@@ -132,13 +132,6 @@ def _said(text: str) -> str:
     return one_line(text)[:LONGEST]
 
 
-def _bound(text: str) -> float:
-    bound = float(text)
-    if math.isnan(bound):
-        raise WrongValue("a bucket's bound is NaN")
-    return bound
-
-
 def read(text: str, time_s: float) -> Scrape:
     """Parse /metrics. UNREADABLE if the text is in another format, or has values that no server has."""
     from prometheus_client.parser import text_string_to_metric_families
@@ -172,7 +165,8 @@ def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], time_s: f
             cache = cache or {label: _said(text) for label, text in labels.items()}
         elif name.endswith("_bucket"):
             bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
-            bound = _bound(labels["le"])
+            if math.isnan(bound := float(labels["le"])):
+                raise WrongValue("a bucket's bound is NaN")
             bounds[bound] = bounds.get(bound, 0.0) + value
         elif "reason" in labels and name.startswith("num_requests_waiting"):
             reason = _said(labels["reason"])

@@ -201,19 +201,12 @@ class Seen:
             needs.append(1 / fit)
         return min(needs)
 
-    def least_needed(self) -> float:
-        """The share of an engine's pool that the next request needs at least, if it is as long as others were."""
-        pool, block = (self.last.blocks or 0) / self.engines, self.last.block_size or 0
-        return self.computed / block / pool if self.computed and pool and block else 0.0
-
-    def seats_margin(self) -> int:
-        """Requests that end in one step: a look after it shows as many fewer."""
-        return ceil(self.ended / self.steps) if self.ended and self.steps else 0
-
     def case(self, scrape: Scrape) -> Case:
         """Return why requests wait at this look; "" if more than one case is possible."""
         use, seats = scrape.get("kv_cache_usage_perc"), self.limits.seats
-        running = (scrape.get("num_requests_running") or 0) + self.seats_margin()
+        # A look after a step shows as many fewer as ended in it.
+        margin = ceil(self.ended / self.steps) if self.ended and self.steps else 0
+        running = (scrape.get("num_requests_running") or 0) + margin
         if seats and running >= seats * self.engines:
             return "seats"
         # No seat is taken by more than one request: with more at another look, there were free ones at this look.
@@ -229,7 +222,9 @@ class Seen:
     def tight(self, scrape: Scrape) -> bool:
         """Whether even the emptiest engine has fewer free blocks than a prompt of the mean length needs."""
         use = scrape.get("kv_cache_usage_perc")
-        return use is not None and min(1.0, self.engines * (1 - use)) < self.least_needed()
+        pool, block = (self.last.blocks or 0) / self.engines, self.last.block_size or 0
+        needs = self.computed / block / pool if self.computed and pool and block else 0.0
+        return use is not None and min(1.0, self.engines * (1 - use)) < needs
 
     def facts(self) -> Iterator[Fact]:
         limits, each = self.limits, f"of {len(self.scrapes)} looks"

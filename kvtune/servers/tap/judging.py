@@ -74,6 +74,8 @@ class Request:
     """Of a request with several prompts: which one it is, from 1."""
     trouble: str = ""
     """Why it was not analysed, or only in part."""
+    lost_before: tuple[float, int] | None = None
+    """Of the events, when it was sent (`Joining.lost`); None: they were not heard."""
     tally: Tally | None = None
     by: str = ""
     status: int = 0
@@ -173,7 +175,7 @@ class Judging:
             # Requests are relayed before the server is asked: it has computed nothing else if its count is theirs.
             self._queries -= len(request.row.prompt)
             self.requests.earlier.whole |= self._queries == 0
-        self.joining.open(request.row.name)
+        request.lost_before = self.joining.lost if self.joining.heard else None
         request.place = next(self._places)
         self.requests.open(request.place, request.row)
         request.before = self._newest.get(request.group, -1)
@@ -218,7 +220,7 @@ class Judging:
     def closed(self, request: Request) -> None:
         if (hit := request.row.hit) >= 0:
             request.tally, request.by = Tally(max(request.tokens, hit), hit), "usage"
-        joined = self.joining.joined(request.row.name)
+        joined = request.lost_before is not None and request.lost_before == self.joining.lost
         answered = self.requests.close(request.place, by_events=joined)
         if answered is not None:
             request.differs = _limited(request, lambda: self._differs(request, answered.differs), None)
@@ -229,7 +231,6 @@ class Judging:
         """These have no answer; their prompts may have been `computed`, or a part of them."""
         for request in requests:
             self.requests.drop(request.place, computed=computed)
-            self.joining.joined(request.row.name)
 
     def missed(self) -> None:
         """A prompt was computed that is not known here."""

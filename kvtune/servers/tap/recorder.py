@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import psutil
@@ -39,45 +40,39 @@ SLOW, GONE, LATE = "the analysis was slow", "the analysis had ended", "not analy
 OTHER = "lost by a fault of kvtune"
 
 
+@dataclass(eq=False)
 class Recorder(asyncio.Protocol):
     """A `Sink`. `program`: the analyst's command, which gets the number of its end of the socket as last word."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        numbers: Numbers,
-        say: Callable[[str], None],
-        program: list[str] | None = None,
-    ) -> None:
-        self._settings = settings
-        self._numbers = numbers
-        self._say = say
-        self._program = program or children.python("kvtune.servers.tap.analyst")
-        self._transport: asyncio.Transport | None = None
-        self._waiting: deque[bytes | bytearray] = deque()
-        """Pieces of messages."""
-        self._waiting_bytes = 0
-        self._paused = False
-        self._moving = False
-        self._child: children.Child | None = None
-        self._frames = Frames[Message](Message)
-        self._unanswered: set[int] = set()
-        """Requests that the analyst was told of, and whose outcome it has not told."""
-        self._logged = 0
-        self._lost: Counter[str] = Counter()
-        """Requests that are not in the log, by the reason."""
-        self._dropping = False
-        self._unfollowed = 0
-        self._wait_s = AGAIN_S[0]
-        self._closing: asyncio.Future[None] | None = None
-        """Done when the analyst has ended; None: the command does not end yet."""
+    settings: Settings
+    numbers: Numbers
+    say: Callable[[str], None]
+    program: list[str] = field(default_factory=lambda: children.python("kvtune.servers.tap.analyst"))
+    _transport: asyncio.Transport | None = None
+    _waiting: deque[bytes | bytearray] = field(default_factory=deque)
+    """Pieces of messages."""
+    _waiting_bytes: int = 0
+    _paused: bool = False
+    _moving: bool = False
+    _child: children.Child | None = None
+    _frames: Frames[Message] = field(default_factory=lambda: Frames[Message](Message))
+    _unanswered: set[int] = field(default_factory=set)
+    """Requests that the analyst was told of, and whose outcome it has not told."""
+    _logged: int = 0
+    _lost: Counter[str] = field(default_factory=Counter)
+    """Requests that are not in the log, by the reason."""
+    _dropping: bool = False
+    _unfollowed: int = 0
+    _wait_s: float = AGAIN_S[0]
+    _closing: asyncio.Future[None] | None = None
+    """Done when the analyst has ended; None: the command does not end yet."""
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                words = [*self._program, str(theirs.fileno())]
+                words = [*self.program, str(theirs.fileno())]
                 self._child = children.start(words, pass_fds=[theirs.fileno()])
         except OSError:
             ours.close()
@@ -87,7 +82,7 @@ class Recorder(asyncio.Protocol):
         self._transport = transport
         self._paused = False
         self._frames = Frames[Message](Message)
-        self._wait(self._settings)
+        self._wait(self.settings)
 
     def asked(self, exchange: Exchange) -> None:
         body, lost = exchange.body, self._lost[SLOW] > 0
@@ -106,17 +101,17 @@ class Recorder(asyncio.Protocol):
 
     def _tell(self, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:
         """Hand a message about a request over. If it cannot, the request is not recorded."""
-        if self._numbers.unfollowed > self._unfollowed:
-            self._unfollowed = self._numbers.unfollowed
-            self._say(f"{self._unfollowed} connections are relayed and not recorded: no readable HTTP/1.1")
+        if self.numbers.unfollowed > self._unfollowed:
+            self._unfollowed = self.numbers.unfollowed
+            self.say(f"{self._unfollowed} connections are relayed and not recorded: no readable HTTP/1.1")
         if self._transport is None or self._waiting_bytes > MOST_WAITING:
             self._lost[GONE if self._transport is None else SLOW] += 1
             if self._transport is not None and not self._dropping:
-                self._say("the analysis is slow: requests are not recorded until it has caught up")
+                self.say("the analysis is slow: requests are not recorded until it has caught up")
                 self._dropping = True
             return False
         if self._dropping:
-            self._say(f"the analysis has caught up: {self._lost[SLOW]} requests are not recorded")
+            self.say(f"the analysis has caught up: {self._lost[SLOW]} requests are not recorded")
             self._dropping = False
         self._wait(message, content)
         return True
@@ -169,7 +164,7 @@ class Recorder(asyncio.Protocol):
             return
         self._lost.update(GONE for _ in self._unanswered)
         self._unanswered.clear()
-        self._say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
+        self.say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
         self._starting = asyncio.get_running_loop().create_task(self._restart(self._wait_s))
         self._wait_s = AGAIN_S[1]
 
@@ -200,7 +195,7 @@ class Recorder(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         for line in self.account():
-            self._say(line)
+            self.say(line)
 
     async def _last_turns(self, closing: asyncio.Future[None]) -> None:
         """Wait for the analyst's end: its CPU time counts, because others may have the cores."""
@@ -218,12 +213,12 @@ class Recorder(asyncio.Protocol):
 
     def account(self) -> list[str]:
         """Say how many requests there were, how many are in the log, and why the others are not."""
-        total, lost = self._numbers.last, Counter(self._lost)
+        total, lost = self.numbers.last, Counter(self._lost)
         if not total:
             return []
         lost[LATE] += len(self._unanswered)
         lost[OTHER] += total - self._logged - lost.total()
-        path = self._settings.log
+        path = self.settings.log
         whys = [f"{count} {why}" for why, count in lost.most_common() if count > 0]
         what = f"{total} requests, {self._logged} {f'in the log {path}' if path else 'analysed'}"
         left = (

@@ -50,14 +50,8 @@ class Addresses:
         return self._known
 
     def _read(self) -> dict[str, Named]:
-        servers: dict[str, Named] = {}
-        given = self._given()
-        for base, named in {
-            **given,
-            **{base: Named(events) for base, events in self._filed().items()},
-        }.items():
-            for each in self._expanded(base):
-                servers[each] = named
+        named = self._given() | {base: Named(events) for base, events in self._filed().items()}
+        servers = {each: events for base, events in named.items() for each in self._expanded(base)}
         if len(servers) > MOST_SERVERS:
             raise UsageError(
                 f"these are {len(servers)} servers, and kvtune watches {MOST_SERVERS}", "watch them in parts"

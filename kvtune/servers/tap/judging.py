@@ -286,16 +286,13 @@ class Groups:
         """The session of each beginning that a request had as a whole."""
         self._newest: OrderedDict[str, tuple[Request, frozenset[bytes]]] = OrderedDict()
         """Of each session, its newest request and its messages."""
-        self._last = 0
+        self._numbers = count(1)
 
     def of(self, request: Request) -> str:
         messages = _messages(request)
         chain = list(accumulate(messages, lambda before, message: _hashed(before + message)))
         group = next((self._known[name] for name in reversed(chain) if name in self._known), "")
-        group = group or self._changed(request, frozenset(messages))
-        if not group:
-            self._last += 1
-            group = f"s{self._last}"
+        group = group or self._changed(request, frozenset(messages)) or f"s{next(self._numbers)}"
         if chain:
             self._known[chain[-1]] = group
             self._known.move_to_end(chain[-1])

@@ -297,7 +297,7 @@ class Audit:
     begun: int = 0
     """Restarts by /metrics."""
     unanswered: int = 0
-    """Questions for /metrics."""
+    """Questions for /metrics without an answer."""
     most: int = 0
     last: Scrape | None = None
     _again: Counter[int] = field(default_factory=Counter)

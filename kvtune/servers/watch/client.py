@@ -36,9 +36,11 @@ MOST_BYTES = 8 << 20
 MOST_TOKENS_BYTES = 64 << 20
 """Largest answer of /tokenize and /detokenize."""
 VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""What httpx takes from the environment."""
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 JSON = TypeVar("JSON")
-Body = Mapping[str, Any] | None
+Fields = Mapping[str, Any] | None
+"""Of a JSON body; None: a question without one."""
 
 
 def lookup(host: str, port: int) -> list[str]:
@@ -155,7 +157,7 @@ class Client:
             self._loop.close()
 
     def ask(
-        self, path: str, body: Body = None, *, seconds: float | None = None, most: int | None = None
+        self, path: str, body: Fields = None, *, seconds: float | None = None, most: int | None = None
     ) -> bytes:
         """Return the answer if its status is 200: to a POST of the `body`, to a GET without.
 
@@ -183,7 +185,7 @@ class Client:
             raise StatusError(status, *self._refused(address, status, target))
         return bytes(content)
 
-    def json(self, path: str, kind: type[JSON], body: Body = None, **limits: Any) -> JSON:
+    def json(self, path: str, kind: type[JSON], body: Fields = None, **limits: Any) -> JSON:
         """Return the JSON of the answer to a question (see `ask`) as `kind`."""
         return self.read(self.ask(path, body, **limits), path, kind)
 
@@ -209,7 +211,7 @@ class Client:
                     self._loop.run_until_complete(task)
             raise
 
-    async def _answer(self, address: str, body: Body, seconds: float, most: int) -> tuple[int, str, bytes]:
+    async def _answer(self, address: str, body: Fields, seconds: float, most: int) -> tuple[int, str, bytes]:
         method = "GET" if body is None else "POST"
         async with asyncio.timeout(seconds), self._http.stream(method, address, json=body) as answer:
             raw = bytearray()

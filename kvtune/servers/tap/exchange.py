@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvtune.requests.log.bodies import APIS
-from kvtune.servers.tap.http1 import Body, Fields, Follower, Unreadable
+from kvtune.servers.tap.http1 import Fields, Follower, Follows, Unreadable
 from kvtune.servers.tap.messages import Ended, Sent
 
 SESSION = "x-session-id"
@@ -224,7 +224,7 @@ class Connection:
         while self._open:
             self._finish(self._open.popleft()[1], "unread")
 
-    def _request_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
+    def _request_head(self, line: str, fields: Fields, head: bytes) -> tuple[Follows, bytes]:
         method, target, _ = line.split(" ", 2)
         if method == "CONNECT" or len(self._open) >= MOST_OPEN:
             raise Unreadable(method)
@@ -247,7 +247,7 @@ class Connection:
         if not self._blind:
             self._open.append((method, exchange))
         self._sending = exchange
-        return Body.FRAMED, head
+        return "body", head
 
     def _request_body(self, part: bytes) -> None:
         if self._sending is not None and not self._sending.ended.how:
@@ -258,7 +258,7 @@ class Connection:
             self._ask(self._sending)
         self._sending = None
 
-    def _answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
+    def _answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Follows, bytes]:
         status_text = line.split(" ", 2)[1]
         if not _STATUS.fullmatch(status_text):
             raise Unreadable("no status")
@@ -270,16 +270,16 @@ class Connection:
             self._requests.become_raw()
             while self._open:  # what follows is of another protocol
                 self._finish(self._open.popleft()[1], "unread")
-            return Body.RAW, head
+            return "raw", head
         if status < 200:
-            return Body.MORE, head
+            return "head", head
         if exchange is not None:
             ended, named = exchange.ended, self._numbers.replica_header
             ended.status, ended.kind = status, fields.get("content-type", "")
             ended.encoding = fields.get("content-encoding", "")
             ended.replica = fields.get(named, "") if named else ""
         bare = status in (204, 304) or method == "HEAD"
-        return Body.NONE if bare else Body.FRAMED, head
+        return "nothing" if bare else "body", head
 
     def _answer_body(self, part: bytes) -> None:
         exchange = self._open[0][1] if self._open else None

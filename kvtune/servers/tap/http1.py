@@ -8,8 +8,8 @@ passes on what is held.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from enum import Enum, auto
 from re import compile as pattern
+from typing import Literal
 
 MOST_HEAD = 64 << 10
 """Largest head, chunk size or trailer line in bytes: uvicorn's own limit for a head."""
@@ -22,18 +22,9 @@ class Unreadable(Exception):
     """What came is no HTTP/1 that can be followed."""
 
 
-class Body(Enum):
-    """What follows a head, according to the owner of the message."""
-
-    FRAMED = auto()
-    """As the head's fields say."""
-    NONE = auto()
-    MORE = auto()
-    """Another head of the same answer: this one was informational (1xx)."""
-    RAW = auto()
-    """Bytes of another protocol: the connection was upgraded."""
-
-
+Follows = Literal["body", "nothing", "head", "raw"]
+"""What follows a head, according to its owner: a body as its fields say; nothing; another head of the same answer (this
+one was informational, 1xx); bytes of another protocol, to which the connection was upgraded."""
 Fields = dict[str, str]
 """A head's fields by lower-case name. Fields of the same name are joined by commas."""
 
@@ -47,7 +38,7 @@ class Follower:
 
     def __init__(
         self,
-        head: Callable[[str, Fields, bytes], tuple[Body, bytes]],
+        head: Callable[[str, Fields, bytes], tuple[Follows, bytes]],
         body: Callable[[bytes], None],
         end: Callable[[], None],
         *,
@@ -120,13 +111,13 @@ class Follower:
         """Follow one message after another. Each `yield` waits for more bytes."""
         while True:
             self._in_head = True
-            body, fields = yield from self._head()
+            follows, fields = yield from self._head()
             self._in_head = False
-            if body is Body.RAW:
+            if follows == "raw":
                 yield from self._raw()
-            if body is Body.FRAMED:
+            if follows == "body":
                 yield from self._framed(fields)
-            if body is not Body.MORE:
+            if follows != "head":
                 self._told_end()
 
     def _raw(self) -> Iterator[None]:
@@ -134,7 +125,7 @@ class Follower:
             self._pass(len(self._came))
             yield
 
-    def _head(self) -> Generator[None, None, tuple[Body, Fields]]:
+    def _head(self) -> Generator[None, None, tuple[Follows, Fields]]:
         while True:
             while self._came.startswith((b"\r", b"\n")):  # an empty line before a head is none
                 self._pass(1)
@@ -158,12 +149,12 @@ class Follower:
                 raise Unreadable("a field that is folded, or has a blank in its name")
             name, value = name.lower(), value.strip()
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
-        body, instead = self._told_head(line, fields, b"" if self._gone else head)
+        follows, instead = self._told_head(line, fields, b"" if self._gone else head)
         if self._holds and not self._gone:
             self._passed += instead
             self._gone = len(head)
         self._pass(len(head))
-        return body, fields
+        return follows, fields
 
     def _framed(self, fields: Fields) -> Iterator[None]:
         """Follow a body to its end, as the head's fields say."""

@@ -245,8 +245,6 @@ class Servers:
     def start(self) -> None:
         self._follow()
         self._look()
-        if self.alone and self.only.error is not None:
-            raise self.only.error
         if not any(member.listens for member in self.members.values()):
             raise KvtuneError(
                 f"no server answers at {', '.join(self.members)}",
@@ -262,8 +260,6 @@ class Servers:
         if time.time() >= self._read + REREAD_S:
             self._follow()
         self._look()
-        if self.alone and self.only.error is not None:
-            raise self.only.error
         return self.snapshot()
 
     def _follow(self) -> None:
@@ -309,6 +305,8 @@ class Servers:
             for member in self._own:
                 member.unsure += (member.counts - before[member.url]).misses
         self._compare()
+        if self.alone and self.only.error is not None:
+            raise self.only.error
 
     @property
     def _own(self) -> list[Member]:

@@ -11,6 +11,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from operator import attrgetter
 from typing import Any
 
 from kvtune.base.errors import KvtuneError, UsageError, reason
@@ -407,12 +409,8 @@ class Watched:
 
     def _before(self, seconds: float) -> _Look:
         """Return the newest look that is at least this many seconds older than the last look; else the oldest."""
-        last = self._looks[-1]
-        oldest = self._looks[0]
-        for look in self._looks:
-            if look.scrape.at <= last.scrape.at - seconds:
-                oldest = look
-        return oldest
+        older = (look for look in reversed(self._looks) if look.scrape.at <= self.scrape.at - seconds)
+        return next(older, self._looks[0])
 
     def _heard(self) -> bool:
         return self.events.state == "on"
@@ -476,10 +474,7 @@ class Watched:
         return self._words(block.tokens[: 4 * WORDS] if block is not None else b"")
 
     def _points(self) -> list[Divergence]:
-        points = sorted(
-            self.account.lists.divergences.values(), key=lambda point: point.new_tokens, reverse=True
-        )
-        return points[:SHOWN]
+        return nlargest(SHOWN, self.account.lists.divergences.values(), key=attrgetter("new_tokens"))
 
     def _difference(self, point: Divergence) -> DifferenceText:
         return DifferenceText(*(self._words(tokens) for tokens in (point.before, point.earlier, point.later)))

@@ -51,8 +51,8 @@ def _server() -> str:
 
     client = Client(URL)
     try:
-        answer = client.ask("GET", "/version", None, ANSWER_S, 1 << 16)
-        version = client.read(answer, "/version", dict[str, str]).get("version", "?")
+        answer = client.json("/version", dict[str, str], seconds=ANSWER_S, most=1 << 16)
+        version = answer.get("version", "?")
     except KvtuneError:
         return f"no vLLM server at {URL}"
     finally:

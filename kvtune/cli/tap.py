@@ -37,23 +37,33 @@ class TapQuery(Query):
 def tap(query: TapQuery) -> int:
     """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
     import sys
+    from secrets import token_hex
 
-    from kvtune.servers.tap.command import Asked, address, header_name, log_path, run
-    from kvtune.servers.watch.client import headers_of
+    from kvtune.base.masking import held
+    from kvtune.servers.tap.command import address, header_name, log_path, run
+    from kvtune.servers.tap.messages import Settings
+    from kvtune.servers.watch.client import base_of, headers_of
 
-    asked = Asked(
-        query.url,
-        address(query.listen),
-        None if query.no_log else log_path(query.log),
+    listen, replica_header = address(query.listen), header_name(query.replica_header)
+    settings = Settings(
+        base_of(query.url),
         headers_of(query.header or []),
-        insecure=query.insecure,
-        with_text=query.with_text,
-        add_session=not query.no_session,
-        json=query.json,
-        tokenizer=query.tokenizer,
-        seconds=query.seconds,
-        events=tuple(query.events or ()),
-        replica_header=header_name(query.replica_header),
+        query.insecure,
+        f"kvtune-{token_hex(2)}-",
+        "" if query.no_log else str(log_path(query.log)),
+        query.with_text,
+        query.json,
+        query.tokenizer,
+        list(query.events or ()),
+        held().values,
+        routed=bool(replica_header),
     )
-    run(asked, lambda text: print(text, file=sys.stderr, flush=True))
+    run(
+        settings,
+        listen,
+        query.seconds,
+        lambda text: print(text, file=sys.stderr, flush=True),
+        add_session=not query.no_session,
+        replica_header=replica_header,
+    )
     return 0

@@ -274,6 +274,8 @@ OF_TIER = tuple(key for key, cause in CAUSES.items() if cause.whose == "tier")
 """Causes in engines with a tier of host memory, where the pool evicted the tokens."""
 UNSEEN = ("cold", DIVERGED)
 """Causes of tokens that no earlier prompt had, after the same tokens."""
+UNHEARD = ("unknown", "aborted")
+"""Causes of a server's whole blocks of which nobody knows whether they were computed before."""
 UNTOLD = (*(key for key, cause in CAUSES.items() if cause.whose == "unknown"), "aborted", "skipped_lookup")
 """Causes that do not tell whether an earlier prompt had the tokens."""
 

@@ -32,7 +32,7 @@ from kvtune.data.show.terminal import one_line, print_json, screened
 from kvtune.requests.log.logged import Logged, line_of, short
 from kvtune.requests.log.requests_log import refused
 from kvtune.servers.tap.answers import EVENTS, LIMITS, read_answer
-from kvtune.servers.tap.judging import Judged, Judging, Request
+from kvtune.servers.tap.judging import Judging, Request
 from kvtune.servers.tap.limits import Remembered, limit_memory
 from kvtune.servers.tap.lines import as_json, as_text, in_blocks
 from kvtune.servers.tap.log import BY, LogFile
@@ -67,17 +67,6 @@ class Pending:
     """Why it is not analysed, though it could be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """An answered request. `due`: when, by time.monotonic(), everything that the events say of it has come."""
-
-    due: float
-    pending: Pending
-    requests: list[Request]
-    ended: Ended
-    error: str
-
-
 class Analyst:
     def __init__(self, settings: Settings, relay: socket.socket | None = None) -> None:
         self.settings = settings
@@ -89,8 +78,9 @@ class Analyst:
         self._relay = relay
         """Where outcomes are told."""
         self._open: OrderedDict[int, Pending] = OrderedDict()
-        self._ending: deque[Ending] = deque()
-        self._shown: OrderedDict[str, Judged] = OrderedDict()
+        self._ending: deque[tuple[float, int, Callable[[], None]]] = deque()
+        """When, by time.monotonic(), all that the events say of an answered request has come; its number, its end."""
+        self._shown: OrderedDict[str, Request] = OrderedDict()
         self.remembered = Remembered(self._forget)
         if self.log is not None:
             try:
@@ -108,13 +98,12 @@ class Analyst:
 
     def _forget(self, number: int) -> None:
         """Forget the text of a request, wherever it is remembered."""
-        for label in [label for label, judged in self._shown.items() if judged.request.number == number]:
+        for label in [label for label, request in self._shown.items() if request.number == number]:
             del self._shown[label]
         self.judging.forget(number)
         pending = self._open.get(number)
         if pending is not None:
-            for request in pending.requests:
-                self.judging.dropped(request, computed=True)
+            self.judging.dropped(pending.requests, computed=True)
             pending.body, pending.requests = {}, []
             pending.why = pending.trouble = "later requests took its place in memory before it was answered"
 
@@ -125,8 +114,7 @@ class Analyst:
         self._open[sent.number] = pending
         while len(self._open) > MOST_OPEN:
             _, forgotten = self._open.popitem(last=False)
-            for request in forgotten.requests:
-                self.judging.dropped(request, computed=True)
+            self.judging.dropped(forgotten.requests, computed=True)
             self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
         self._read(sent, pending)
 
@@ -165,13 +153,13 @@ class Analyst:
         self, sent: Sent, body: Mapping[str, Any], ids: Sequence[int], number: int, count: int
     ) -> Request:
         name = f"{self.settings.prefix}{sent.number}" + (f"-{number}" if count > 1 else "")
-        salt = body.get("cache_salt")
+        salt, session = body.get("cache_salt"), body.get("session_id")  # vLLM takes it before the header's
         row = Logged(
             name,
             ids,
             t0=sent.began,
             salt=salt if isinstance(salt, str) else "",
-            session=_session(sent, body),
+            session=session if isinstance(session, str) and session else sent.session,
             output_tokens=-1,
             kind=sent.client,
         )
@@ -198,8 +186,7 @@ class Analyst:
         computed = good or not 400 <= ended.status < 500
         begun = good and (ended.how == "whole" or ended.first > 0)
         if not begun:
-            for request in pending.requests:
-                self.judging.dropped(request, computed=computed)
+            self.judging.dropped(pending.requests, computed=computed)
         elif not pending.requests:
             self.judging.missed()
         shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
@@ -219,40 +206,36 @@ class Analyst:
                     pending.why = f"it was rendered to {counts}"
                     self.judging.missed()
             if begun and pending.requests:
-                self.judging.dropped(request, computed=True) if pending.why else self.judging.ended(request)
+                self.judging.dropped([request], computed=True) if pending.why else self.judging.ended(request)
         late_s = self.judging.late_s if good else 0.0
-        self._ending.append(Ending(time.monotonic() + late_s, pending, shown, ended, answer.error))
+        finish = partial(self._finish, pending, shown, ended, answer.error)
+        self._ending.append((time.monotonic() + late_s, ended.number, finish))
 
     def finish(self, until: float = math.inf) -> None:
         """Judge, log and show the requests whose end is due."""
-        while self._ending and self._ending[0].due <= until:
-            ending = self._ending.popleft()
-            self._guarded(partial(self._finish, ending), ending.ended.number)
+        while self._ending and self._ending[0][0] <= until:
+            _, number, finish = self._ending.popleft()
+            self._guarded(finish, number)
 
-    def _finish(self, ending: Ending) -> None:
-        good, whys = ending.ended.status == GOOD, []
-        replica = short(one_line(ending.ended.replica))
-        for request in ending.requests:
-            judged = self.judging.closed(request) if good and ending.pending.requests else Judged(request)
+    def _finish(self, pending: Pending, requests: Sequence[Request], ended: Ended, error: str) -> None:
+        good, replica = ended.status == GOOD, short(one_line(ended.replica))
+        for request in requests:
+            if good and pending.requests:
+                self.judging.closed(request)
             request.row = replace(request.row, replica=replica)
-            judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
-            judged.why = ending.pending.why if good else ""
-            if judged.why:
-                judged.tally = judged.tally and msgspec.structs.replace(judged.tally, misses={})
+            request.status, request.how, request.error = ended.status, ended.how, error
+            request.why = pending.why if good else ""
+            if request.why:
+                request.tally = request.tally and msgspec.structs.replace(request.tally, misses={})
             elif good:
-                judged.unwritten = self._unwritten(judged)
-                judged.logged = self.log is not None and not judged.unwritten
-            whys.append(judged.why or judged.unwritten)
-            if good and judged.tally is None and not self.judging.late_s:
-                self._hint()
-            self._show(judged)
-        self._tell(ending.ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
-
-    def _hint(self) -> None:
-        """Say once what makes the server report hits."""
-        if not self._hinted:
-            print(f"kvtune: {NO_HITS}", file=sys.stderr, flush=True)
-        self._hinted = True
+                request.unwritten = self._unwritten(request)
+                request.logged = self.log is not None and not request.unwritten
+            if good and request.tally is None and not self.judging.late_s and not self._hinted:
+                print(f"kvtune: {NO_HITS}", file=sys.stderr, flush=True)
+                self._hinted = True
+            self._show(request)
+        whys = (request.why or request.unwritten for request in requests)
+        self._tell(ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
 
     def _tell(self, number: int, why: str) -> None:
         """Tell the relay what became of a request. `why`: why it is not recorded; "": it is."""
@@ -260,32 +243,31 @@ class Analyst:
             with contextlib.suppress(OSError):  # a relay that is gone is seen where messages are taken
                 self._relay.sendall(b"".join(framed(Outcome(number, not why, why))))
 
-    def _unwritten(self, judged: Judged) -> str:
+    def _unwritten(self, request: Request) -> str:
         """Write a request to the log, if there is one. Return why it is not in it."""
-        request = judged.request
         if self.log is None:
             return ""
         line = line_of(
-            request.row if judged.tally is None else replace(request.row, hit=judged.tally.hit_tokens),
+            request.row if request.tally is None else replace(request.row, hit=request.tally.hit_tokens),
             by=BY,
             api=request.api,
             prompt_tokens=request.reported,
-            hit_by=judged.by if judged.by == "events" else None,
-            broken_off_by=judged.how if judged.how != "whole" else None,
+            hit_by=request.by if request.by == "events" else None,
+            broken_off_by=request.how if request.how != "whole" else None,
             body=request.body if self.settings.with_text else None,
         )
         self.log.add(line)
         self._trouble(self.log.news)
         return self.log.why
 
-    def _show(self, judged: Judged) -> None:
-        self._shown[judged.request.label] = judged
+    def _show(self, request: Request) -> None:
+        self._shown[request.label] = request
         while len(self._shown) > MOST_SHOWN:
             self._shown.popitem(last=False)
         if self.settings.json:
-            print_json(as_json(judged, self.settings.with_text))
+            print_json(as_json(request, self.settings.with_text))
         else:
-            for line in as_text(judged):
+            for line in as_text(request):
                 print(one_line(line), flush=True)
 
     def _trouble(self, what: str) -> None:
@@ -297,8 +279,8 @@ class Analyst:
     def _asked_for(self, typed: str) -> None:
         """Show the request whose number was typed, in blocks."""
         label = f"#{typed.strip().removeprefix('#')}"
-        shown = [judged for name, judged in self._shown.items() if label in (name, name.partition(".")[0])]
-        for line in (line for judged in shown for line in in_blocks(judged)):
+        shown = [request for name, request in self._shown.items() if label in (name, name.partition(".")[0])]
+        for line in (line for request in shown for line in in_blocks(request)):
             print(one_line(line), flush=True)
         if not shown and label != "#":
             print("no such request: type the number of one of the last 200", file=sys.stderr, flush=True)
@@ -350,11 +332,6 @@ class Analyst:
     def close(self) -> None:
         self.judging.close()
         self.rendering.close()
-
-
-def _session(sent: Sent, body: Mapping[str, Any]) -> str:
-    session = body.get("session_id")  # vLLM takes it before the header's
-    return session if isinstance(session, str) and session else sent.session
 
 
 def main() -> int:

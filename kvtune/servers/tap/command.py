@@ -11,20 +11,18 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from kvtune.base.errors import UsageError
 from kvtune.base.files import unwritable
-from kvtune.base.masking import held
 from kvtune.data.run.output import output_folder
 from kvtune.servers.tap.exchange import Numbers
 from kvtune.servers.tap.messages import Settings
 from kvtune.servers.tap.recorder import Recorder
 from kvtune.servers.tap.relay import Relay, target_of
-from kvtune.servers.watch.client import HEADER_NAME, base_of
+from kvtune.servers.watch.client import HEADER_NAME
 
 Say = Callable[[str], None]
 LOCAL = "127.0.0.1"
@@ -49,27 +47,6 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line asks for. `log` None: no log."""
-
-    url: str
-    listen: Address
-    log: Path | None
-    headers: Mapping[str, str]
-    insecure: bool = False
-    with_text: bool = False
-    add_session: bool = True
-    json: bool = False
-    tokenizer: str = ""
-    events: tuple[str, ...] = ()
-    """Addresses of KV events that may be opened besides those of the server's own host."""
-    replica_header: str = ""
-    """`url` is a router, whose answers name their server in this header; "": it is a server."""
-    seconds: float = 0.0
-    """How long to relay; 0: until Ctrl-C."""
 
 
 def address(text: str) -> Address:
@@ -110,32 +87,22 @@ def log_path(named: Path | None) -> Path:
     return path
 
 
-def run(asked: Asked, say: Say) -> None:
-    """Relay until Ctrl-C, or as long as asked. KvtuneError if it cannot begin."""
-    base = base_of(asked.url)
-    target = target_of(base, asked.insecure)
-    prefix = f"kvtune-{token_hex(2)}-"
-    numbers = Numbers(prefix, asked.add_session, target.host_field, asked.replica_header)
-    settings = Settings(
-        base,
-        dict(asked.headers),
-        asked.insecure,
-        prefix,
-        str(asked.log) if asked.log is not None else "",
-        asked.with_text,
-        asked.json,
-        asked.tokenizer,
-        list(asked.events),
-        held().values,
-        bool(asked.replica_header),
-    )
+def run(
+    settings: Settings, listen: Address, seconds: float, say: Say, *, add_session: bool, replica_header: str
+) -> None:
+    """Relay for some seconds (0: until Ctrl-C). KvtuneError if it cannot begin.
+
+    `replica_header`: the server is a router, whose answers name theirs in this header; "": it is none.
+    """
+    target = target_of(settings.base, settings.insecure)
+    numbers = Numbers(settings.prefix, add_session, target.host_field, replica_header)
     _more_files()
     with Speaker(say) as speaker:
         recorder = Recorder(settings, numbers, speaker)
         relay = Relay(target, recorder, numbers, speaker)
         try:
             with asyncio.Runner() as runner:
-                runner.run(_relayed(relay, recorder, asked, speaker))
+                runner.run(_relayed(relay, recorder, settings, listen, seconds, speaker))
         finally:
             recorder.wait()
 
@@ -166,40 +133,33 @@ def _stopped() -> Iterator[asyncio.Event]:
             raise KeyboardInterrupt(*(name for name in names[:1] if name != "SIGINT"))
 
 
-async def _relayed(relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> None:
+async def _relayed(
+    relay: Relay, recorder: Recorder, settings: Settings, listen: Address, seconds: float, say: Say
+) -> None:
     gc.collect()
     gc.freeze()  # what the command line imported: a full collection would stop the relay for it
     with _stopped() as stop:
-        await _until(stop, relay, recorder, asked, say)
-
-
-async def _until(stop: asyncio.Event, relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> None:
-    server = await relay.listen(asked.listen.host, asked.listen.port)
-    try:
-        await recorder.start()
-        port = server.sockets[0].getsockname()[1]
-        address = Address(asked.listen.host, port)
-        say(
-            f"http://{address} relays to {relay.target.name}: let clients use it as their base URL; Ctrl-C ends it"
-        )
-        if not address.local:
-            say(f"{address} is reached from other machines: whoever reaches it can use the server")
-        if asked.log is not None:
-            what = (
-                "text and token ids"
-                if asked.with_text
-                else "token ids, which are text to who has the tokenizer"
-            )
-            say(f"log: {asked.log} ({what}; yours alone to read)")
-        await relay.knock()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), asked.seconds or None)
-    finally:
-        server.close()
-        relay.cut()
-        for _ in range(2):
-            await asyncio.sleep(0)  # the cut connections' exchanges end
-        await recorder.finish()
+        server = await relay.listen(listen.host, listen.port)
+        try:
+            await recorder.start()
+            address = Address(listen.host, server.sockets[0].getsockname()[1])
+            name = relay.target.name
+            say(f"http://{address} relays to {name}: let clients use it as their base URL; Ctrl-C ends it")
+            if not address.local:
+                say(f"{address} is reached from other machines: whoever reaches it can use the server")
+            if settings.log:
+                ids = "token ids, which are text to who has the tokenizer"
+                what = "text and token ids" if settings.with_text else ids
+                say(f"log: {settings.log} ({what}; yours alone to read)")
+            await relay.knock()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), seconds or None)
+        finally:
+            server.close()
+            relay.cut()
+            for _ in range(2):
+                await asyncio.sleep(0)  # the cut connections' exchanges end
+            await recorder.finish()
 
 
 def _more_files() -> None:

@@ -7,6 +7,7 @@ bytes; what exceeds that is not kept, and the answer's end still is, because it 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import deque
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvtune.requests.log.bodies import APIS
-from kvtune.servers.tap.http1 import Body, Fields, Follower, Unreadable
+from kvtune.servers.tap.http1 import Fields, Follower, Follows, Unreadable
+from kvtune.servers.tap.messages import Ended, Sent
 
 SESSION = "x-session-id"
 EVENTS = "text/event-stream"
@@ -102,29 +104,16 @@ class Kept:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of one of the APIs and its answer. Times are time.time().
+    """A request of one of the APIs and its answer, as the analyst will be told of them, and what is kept of both.
 
-    `api`: one of `APIS`, its path. `session`: of its head, "" if there is none.
-    `ended`: how the answer ended: "" while it has not, "whole", or who closed the connection before.
+    `ended.how`: "" while the answer has not. `asked`: whether the analyst was told of the request.
     """
 
-    number: int
-    api: str
-    session: str
-    client: str
-    began: float
+    sent: Sent
+    ended: Ended
     body: Kept
     answer: Kept
     asked: bool = False
-    encoding: str = ""
-    status: int = 0
-    kind: str = ""
-    answer_encoding: str = ""
-    replica: str = ""
-    first: float = 0.0
-    """When the answer's first byte after its head came; 0.0 if none did."""
-    done: float = 0.0
-    ended: str = ""
 
 
 class Sink(Protocol):
@@ -153,13 +142,6 @@ class Numbers:
     unfollowed: int = 0
     """Connections whose following ended early."""
 
-    def next(self) -> int:
-        self.last += 1
-        return self.last
-
-    failed: int = 0
-    """Requests and answers that the sink failed to take."""
-
     @property
     def edits(self) -> bool:
         return self.add_session or bool(self.host)
@@ -178,8 +160,12 @@ class Connection:
         self._open: deque[tuple[str, Exchange | None]] = deque()
         """Method and exchange (None: not recorded) of each request that waits for its answer's end."""
         self._sending: Exchange | None = None
-        self._requests = Follower(_Requests(self), answers=False, holds=numbers.edits)
-        self._answers = Follower(_Answers(self), answers=True, holds=False)
+        self._requests = Follower(
+            self._request_head, self._request_body, self._request_end, answers=False, holds=numbers.edits
+        )
+        self._answers = Follower(
+            self._answer_head, self._answer_body, self._answer_end, answers=True, holds=False
+        )
         self._on = True
         """Whether requests are followed."""
         self._ended_first = ""
@@ -238,7 +224,7 @@ class Connection:
         while self._open:
             self._finish(self._open.popleft()[1], "unread")
 
-    def request_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
+    def _request_head(self, line: str, fields: Fields, head: bytes) -> tuple[Follows, bytes]:
         method, target, _ = line.split(" ", 2)
         if method == "CONNECT" or len(self._open) >= MOST_OPEN:
             raise Unreadable(method)
@@ -246,20 +232,14 @@ class Connection:
         path = target.partition("?")[0]
         api = next((api for api in APIS if path.endswith(api)), "") if method == "POST" else ""
         if api and not self._blind:
-            number, budget = self._numbers.next(), self._numbers.budget
+            self._numbers.last += 1
+            number, budget = self._numbers.last, self._numbers.budget
             own = fields.get(SESSION, "")
             ours = not own and self._numbers.add_session and bool(head)
             session = f"{self._numbers.prefix}{number}" if ours else own
-            exchange = Exchange(
-                number,
-                api,
-                session,
-                client_of(fields.get("user-agent", "")),
-                time.time(),
-                Kept(budget),
-                Kept(budget, TAIL),
-                encoding=fields.get("content-encoding", ""),
-            )
+            client, encoding = client_of(fields.get("user-agent", "")), fields.get("content-encoding", "")
+            sent = Sent(number, api, session, client, time.time(), encoding=encoding)
+            exchange = Exchange(sent, Ended(number), Kept(budget), Kept(budget, TAIL))
             if ours:
                 head = head[:-2] + f"X-Session-ID: {session}\r\n\r\n".encode()
         if self._numbers.host and head:
@@ -267,18 +247,18 @@ class Connection:
         if not self._blind:
             self._open.append((method, exchange))
         self._sending = exchange
-        return Body.FRAMED, head
+        return "body", head
 
-    def request_body(self, part: bytes) -> None:
-        if self._sending is not None and not self._sending.ended:
+    def _request_body(self, part: bytes) -> None:
+        if self._sending is not None and not self._sending.ended.how:
             self._sending.body.add(part)
 
-    def request_end(self) -> None:
-        if self._sending is not None and not self._sending.asked and not self._sending.ended:
+    def _request_end(self) -> None:
+        if self._sending is not None and not self._sending.asked and not self._sending.ended.how:
             self._ask(self._sending)
         self._sending = None
 
-    def answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
+    def _answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Follows, bytes]:
         status_text = line.split(" ", 2)[1]
         if not _STATUS.fullmatch(status_text):
             raise Unreadable("no status")
@@ -290,27 +270,27 @@ class Connection:
             self._requests.become_raw()
             while self._open:  # what follows is of another protocol
                 self._finish(self._open.popleft()[1], "unread")
-            return Body.RAW, head
+            return "raw", head
         if status < 200:
-            return Body.MORE, head
+            return "head", head
         if exchange is not None:
-            exchange.status, exchange.kind = status, fields.get("content-type", "")
-            exchange.answer_encoding = fields.get("content-encoding", "")
-            if self._numbers.replica_header:
-                exchange.replica = fields.get(self._numbers.replica_header, "")
+            ended, named = exchange.ended, self._numbers.replica_header
+            ended.status, ended.kind = status, fields.get("content-type", "")
+            ended.encoding = fields.get("content-encoding", "")
+            ended.replica = fields.get(named, "") if named else ""
         bare = status in (204, 304) or method == "HEAD"
-        return Body.NONE if bare else Body.FRAMED, head
+        return "nothing" if bare else "body", head
 
-    def answer_body(self, part: bytes) -> None:
+    def _answer_body(self, part: bytes) -> None:
         exchange = self._open[0][1] if self._open else None
         if exchange is not None and part:
-            if not exchange.first:
-                exchange.first = time.time()
-                if exchange.asked and exchange.kind.lower().startswith(EVENTS):
+            if not exchange.ended.first:
+                exchange.ended.first = time.time()
+                if exchange.asked and exchange.ended.kind.lower().startswith(EVENTS):
                     self._sink.begun(exchange)
             exchange.answer.add(part)
 
-    def answer_end(self) -> None:
+    def _answer_end(self) -> None:
         if self._open:
             self._finish(self._open.popleft()[1], "whole")
 
@@ -320,7 +300,7 @@ class Connection:
         if not exchange.asked:
             exchange.body.drop()
             self._ask(exchange)
-        exchange.done, exchange.ended = time.time(), ending
+        exchange.ended.done, exchange.ended.how = time.time(), ending
         self._tell(self._sink.answered, exchange)
         exchange.answer.drop()
 
@@ -330,38 +310,8 @@ class Connection:
         exchange.body.drop()
 
     def _tell(self, tell: Callable[[Exchange], None], exchange: Exchange) -> None:
-        try:
+        with contextlib.suppress(Exception):  # what a sink fails to take is counted as lost at the end
             tell(exchange)
-        except Exception:
-            self._numbers.failed += 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Requests:
-    of: Connection
-
-    def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        return self.of.request_head(line, fields, head)
-
-    def body(self, part: bytes) -> None:
-        self.of.request_body(part)
-
-    def end(self) -> None:
-        self.of.request_end()
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    of: Connection
-
-    def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        return self.of.answer_head(line, fields, head)
-
-    def body(self, part: bytes) -> None:
-        self.of.answer_body(part)
-
-    def end(self) -> None:
-        self.of.answer_end()
 
 
 def _with_host(head: bytes, host: str) -> bytes:

@@ -7,10 +7,9 @@ passes on what is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum, auto
+from collections.abc import Callable, Generator, Iterator
 from re import compile as pattern
-from typing import Protocol
+from typing import Literal
 
 MOST_HEAD = 64 << 10
 """Largest head, chunk size or trailer line in bytes: uvicorn's own limit for a head."""
@@ -23,38 +22,30 @@ class Unreadable(Exception):
     """What came is no HTTP/1 that can be followed."""
 
 
-class Body(Enum):
-    """What follows a head, according to the owner of the message."""
-
-    FRAMED = auto()
-    """As the head's fields say."""
-    NONE = auto()
-    MORE = auto()
-    """Another head of the same answer: this one was informational (1xx)."""
-    RAW = auto()
-    """Bytes of another protocol: the connection was upgraded."""
-
-
+Follows = Literal["body", "nothing", "head", "raw"]
+"""What follows a head, according to its owner: a body as its fields say; nothing; another head of the same answer (this
+one was informational, 1xx); bytes of another protocol, to which the connection was upgraded."""
 Fields = dict[str, str]
 """A head's fields by lower-case name. Fields of the same name are joined by commas."""
 
 
-class Owner(Protocol):
-    """Who is told of the messages of one direction."""
-
-    def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        """Return what follows this head, and the bytes to pass on in its place. `head` b"": it has passed already."""
-
-    def body(self, part: bytes) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class Follower:
-    """`answers`: follows answers, whose body may last until the connection ends. `holds`: heads wait until whole."""
+    """Tells its owner of each message's `head`, the parts of its `body`, and its `end`.
 
-    def __init__(self, owner: Owner, *, answers: bool, holds: bool) -> None:
-        self._owner = owner
+    `head` returns what follows it, and the bytes to pass on in its place; b"": it has passed already. `answers`:
+    follows answers, whose body may last until the connection ends. `holds`: heads wait until whole.
+    """
+
+    def __init__(
+        self,
+        head: Callable[[str, Fields, bytes], tuple[Follows, bytes]],
+        body: Callable[[bytes], None],
+        end: Callable[[], None],
+        *,
+        answers: bool,
+        holds: bool,
+    ) -> None:
+        self._told_head, self._told_body, self._told_end = head, body, end
         self._answers = answers
         self._holds = holds
         self._came = bytearray()
@@ -63,15 +54,12 @@ class Follower:
         """What of this feed is followed and passed on."""
         self._gone = 0
         """Bytes at the start of `_came` that have passed, though they are not followed yet."""
-        self._left = 0
         self._searched = 0
         """Bytes of `_came` in which the end of a head or line was not found: a sender of single bytes costs no more."""
-        self._step: Callable[[], bool] = self._head
-
-    @property
-    def until_closed(self) -> bool:
+        self._in_head = True
+        self.until_closed = False
         """Whether a body is open that the connection's end completes."""
-        return self._step == self._rest
+        self._steps: Iterator[None] = self._messages()
 
     @property
     def holding(self) -> bool:
@@ -81,14 +69,14 @@ class Follower:
     def feed(self, data: bytes) -> bytes:
         """Return the bytes to pass on now."""
         self._came += data
-        while self._came and self._step():
-            pass
+        if self._came:
+            next(self._steps)
         if not self._holds:
             self._passed.clear()
             return data
         passed = bytes(self._passed)
         self._passed.clear()
-        if self._step != self._head or self._gone:
+        if not self._in_head or self._gone:
             passed += self.let_go()
         return passed
 
@@ -108,7 +96,7 @@ class Follower:
         return held
 
     def become_raw(self) -> None:
-        self._step = self._raw
+        self._steps = self._raw()
 
     def _pass(self, count: int) -> bytes:
         part = bytes(self._came[:count])
@@ -119,20 +107,34 @@ class Follower:
         self._gone = max(0, self._gone - count)
         return part
 
-    def _raw(self) -> bool:
-        self._pass(len(self._came))
-        return False
+    def _messages(self) -> Iterator[None]:
+        """Follow one message after another. Each `yield` waits for more bytes."""
+        while True:
+            self._in_head = True
+            follows, fields = yield from self._head()
+            self._in_head = False
+            if follows == "raw":
+                yield from self._raw()
+            if follows == "body":
+                yield from self._framed(fields)
+            if follows != "head":
+                self._told_end()
 
-    def _head(self) -> bool:
-        if bytes(self._came[:1]) in (b"\r", b"\n"):  # an empty line before a head is none
-            self._pass(1)
-            return True
-        match = _END.search(self._came, self._searched, MOST_HEAD)
-        if match is None:
-            if len(self._came) >= MOST_HEAD or not self._came[:1].isalpha():
+    def _raw(self) -> Iterator[None]:
+        while True:
+            self._pass(len(self._came))
+            yield
+
+    def _head(self) -> Generator[None, None, tuple[Follows, Fields]]:
+        while True:
+            while self._came.startswith((b"\r", b"\n")):  # an empty line before a head is none
+                self._pass(1)
+            if (match := _END.search(self._came, self._searched, MOST_HEAD)) is not None:
+                break
+            if self._came and (len(self._came) >= MOST_HEAD or not self._came[:1].isalpha()):
                 raise Unreadable("no HTTP/1 head")
             self._searched = max(0, len(self._came) - 3)
-            return False
+            yield
         head = bytes(self._came[: match.end()])
         if not head.endswith(b"\r\n\r\n") or head.count(b"\n") != head.count(b"\r\n"):
             raise Unreadable("a head with bare line feeds")
@@ -147,93 +149,51 @@ class Follower:
                 raise Unreadable("a field that is folded, or has a blank in its name")
             name, value = name.lower(), value.strip()
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
-        body, instead = self._owner.head(line, fields, b"" if self._gone else head)
+        follows, instead = self._told_head(line, fields, b"" if self._gone else head)
         if self._holds and not self._gone:
             self._passed += instead
             self._gone = len(head)
         self._pass(len(head))
-        self._follow(body, fields)
-        return True
+        return follows, fields
 
-    def _follow(self, body: Body, fields: Fields) -> None:
-        if body is Body.RAW:
-            self.become_raw()
-        elif body is Body.NONE:
-            self._owner.end()
-        elif body is Body.FRAMED:
-            if "chunked" in fields.get("transfer-encoding", "").lower():
-                self._step = self._size
-            elif (length := fields.get("content-length")) is not None:
-                first, *others = (part.strip() for part in length.split(","))
-                if not _NUMBER.fullmatch(first) or any(other != first for other in others):
-                    raise Unreadable("a wrong content-length")
-                self._left = int(first)
-                self._step = self._length
-                self._ended_if_empty()
-            elif self._answers:
-                self._step = self._rest
-            else:
-                self._owner.end()
+    def _framed(self, fields: Fields) -> Iterator[None]:
+        """Follow a body to its end, as the head's fields say."""
+        if "chunked" in fields.get("transfer-encoding", "").lower():
+            while size := (yield from self._chunk_size()):
+                yield from self._part(size)
+                if (yield from self._line()):
+                    raise Unreadable("a chunk longer than its size")
+            while (yield from self._line()):  # trailers
+                pass
+        elif (length := fields.get("content-length")) is not None:
+            first, *others = (part.strip() for part in length.split(","))
+            if not _NUMBER.fullmatch(first) or any(other != first for other in others):
+                raise Unreadable("a wrong content-length")
+            yield from self._part(int(first))
+        elif self._answers:
+            self.until_closed = True
+            while True:
+                self._told_body(self._pass(len(self._came)))
+                yield
 
-    def _ended_if_empty(self) -> None:
-        if self._left == 0:
-            self._step = self._head
-            self._owner.end()
+    def _part(self, left: int) -> Iterator[None]:
+        while left:
+            while not self._came:
+                yield
+            part = self._pass(min(left, len(self._came)))
+            left -= len(part)
+            self._told_body(part)
 
-    def _take(self) -> None:
-        part = self._pass(min(self._left, len(self._came)))
-        self._left -= len(part)
-        self._owner.body(part)
-
-    def _length(self) -> bool:
-        self._take()
-        self._ended_if_empty()
-        return True
-
-    def _rest(self) -> bool:
-        self._owner.body(self._pass(len(self._came)))
-        return False
-
-    def _line(self) -> bytes | None:
-        end = self._came.find(b"\r\n", self._searched, MOST_HEAD)
-        if end < 0:
+    def _line(self) -> Generator[None, None, bytes]:
+        while (end := self._came.find(b"\r\n", self._searched, MOST_HEAD)) < 0:
             if len(self._came) >= MOST_HEAD:
                 raise Unreadable("a line of a chunked body that does not end")
             self._searched = max(0, len(self._came) - 1)
-            return None
+            yield
         return self._pass(end + 2)[:-2]
 
-    def _size(self) -> bool:
-        line = self._line()
-        if line is None:
-            return False
-        size = line.partition(b";")[0].strip()
+    def _chunk_size(self) -> Generator[None, None, int]:
+        size = (yield from self._line()).partition(b";")[0].strip()
         if not _SIZE.fullmatch(size):
             raise Unreadable("a wrong chunk size")
-        self._left = int(size, 16)
-        self._step = self._chunk if self._left else self._trailer
-        return True
-
-    def _chunk(self) -> bool:
-        self._take()
-        if self._left == 0:
-            self._step = self._after_chunk
-        return True
-
-    def _after_chunk(self) -> bool:
-        line = self._line()
-        if line is None:
-            return False
-        if line:
-            raise Unreadable("a chunk longer than its size")
-        self._step = self._size
-        return True
-
-    def _trailer(self) -> bool:
-        line = self._line()
-        if line is None:
-            return False
-        if not line:
-            self._step = self._head
-            self._owner.end()
-        return True
+        return int(size, 16)

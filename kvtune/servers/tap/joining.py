@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvtune.base.errors import KvtuneError, reason
 from kvtune.servers.watch.cache import MOST_HELD_BYTES
@@ -14,87 +15,78 @@ from kvtune.servers.watch.server import Server
 
 LATE_S = 0.3
 """Seconds after an answer's end in which the events of its prompt still come."""
-
-
 HEARD_S = 5.0
 """Seconds after which it is said from where no events are heard."""
 
 
+@dataclass
 class Joining:
     """`say` gets a line about why events are not read.
 
-    A request is joined only if all events came from before it was sent until after its end (`joined`).
+    A request is joined only if they were heard when it was sent, and nothing was `lost` from then until its end.
     """
 
-    def __init__(self, server: Server, named: Named, requests: Requests, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._requests = requests
-        self._reader: Reader | None = None
-        self._begun = time.monotonic()
-        self._noted = False
-        self._lost_at: dict[str, int] = {}
-        """What was lost when a request was sent, by its id."""
+    say: Callable[[str], None]
+    _reader: Reader | None = None
+    _begun: float = 0.0
+    _noted: bool = False
+
+    def listen(self, server: Server, named: Named) -> None:
+        """Read a server's events from now on, if it publishes any."""
+        self.close()
+        self._begun, self._noted = time.monotonic(), False
         try:
             if sources := server.event_sources():
                 self._reader = Reader(sources, host_of(server.base), named).start()
         except KvtuneError as error:
-            say(f"KV events are not read: {error.message}")
+            self.say(f"KV events are not read: {error.message}")
 
     @property
     def on(self) -> bool:
         return self._reader is not None and not self._reader.problem
 
     @property
-    def _lost(self) -> int:
-        """Batches that did not come, or could not be read."""
-        return (
-            sum(stream.lost + stream.unknown for stream in self._reader.streams.values())
-            if self._reader
-            else 0
-        )
+    def heard(self) -> bool:
+        """Whether what the server publishes now will come."""
+        reader = self._reader
+        if reader is None or reader.problem or not reader.ready.is_set():
+            return False
+        return all(stream.connected for stream in reader.streams.values())
+
+    @property
+    def lost(self) -> tuple[float, int] | None:
+        """When reading began, and the batches since that did not come, or could not be read; None: it has ended."""
+        if self._reader is None or self._reader.problem:
+            return None
+        return self._begun, sum(stream.lost + stream.unknown for stream in self._reader.streams.values())
 
     def take(self) -> list[Received]:
         """Return the batches that have come. Requests that were sent before now must be opened before `add`."""
         return self._reader.take() if self._reader is not None else []
 
-    def add(self, batches: Sequence[Received]) -> None:
+    def add(self, batches: Sequence[Received], requests: Requests) -> None:
         reader = self._reader
         if reader is None:
             return
         if not self._noted and time.monotonic() > self._begun + HEARD_S:
             self._noted = True
             for note in reader.notes():  # what of its addresses is not opened, and where nothing is heard
-                self._say(note)
+                self.say(note)
         if len(reader.sources) > 1:
             batches = sorted(batches, key=lambda received: received.batch.ts)
-        cache = self._requests.cache
+        cache = requests.cache
         assert cache is not None
         cache.complete = all(stream.complete for stream in reader.streams.values())
         try:
             for received in batches:
-                self._requests.add(received)
+                requests.add(received)
         except Exception as error:  # the account is no longer right; the answers' own counts are
             reader.stop(f"kvtune cannot count them: {reason(error)}")
         if cache.held_bytes > MOST_HELD_BYTES:
             reader.stop("they say that more blocks are cached than kvtune keeps in memory")
         if reader.problem:
-            self._say(f"KV events are no longer read: {reader.problem}")
+            self.say(f"KV events are no longer read: {reader.problem}")
             self.close()
-
-    def open(self, name: str) -> None:
-        """A request is sent, of which events may tell."""
-        reader = self._reader
-        if (
-            reader is not None
-            and self.on
-            and reader.ready.is_set()
-            and all(stream.connected for stream in reader.streams.values())
-        ):
-            self._lost_at[name] = self._lost
-
-    def joined(self, name: str) -> bool:
-        """Whether all events have come since this request was sent."""
-        return self._lost_at.pop(name, -1) == self._lost and self.on
 
     def close(self) -> None:
         if self._reader is not None:

@@ -11,9 +11,9 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 from typing import Any, TypeVar
 
 from kvtune.base.errors import KvtuneError
@@ -53,7 +53,10 @@ ASK_S = 1.0
 
 @dataclass(slots=True)
 class Request:
-    """One prompt of a request. `row`: what is recorded of it. `reported`: all prompt tokens that the server counted."""
+    """One prompt of a request. `row`: what is recorded of it. `reported`: all prompt tokens that the server counted.
+
+    At its end: `tally`, None: its hit is not known; `by`: who counted it; `status`, `how`, `error`: of its answer.
+    """
 
     number: int
     api: str
@@ -71,6 +74,18 @@ class Request:
     """Which prompt of a request with several it is, from 1."""
     trouble: str = ""
     """Why it was not analysed, or only in part."""
+    lost_before: tuple[float, int] | None = None
+    """What of the events was lost when it was sent (`Joining.lost`); None: they were not heard."""
+    tally: Tally | None = None
+    by: str = ""
+    status: int = 0
+    how: str = "whole"
+    error: str = ""
+    why: str = ""
+    """Why its token ids are not known."""
+    unwritten: str = ""
+    """Why the log does not have it."""
+    logged: bool = False
 
     @property
     def label(self) -> str:
@@ -98,34 +113,15 @@ class Differs:
     """Whether both are requests of one session."""
 
 
-@dataclass(slots=True)
-class Judged:
-    """A request at its end. `tally` None: its hit is not known; `by`: who counted it.
-
-    `why`: why its token ids are not known.
-    """
-
-    request: Request
-    tally: Tally | None = None
-    by: str = ""
-    status: int = 0
-    how: str = "whole"
-    error: str = ""
-    why: str = ""
-    unwritten: str = ""
-    """Why the log does not have it."""
-    logged: bool = False
-
-
 class Judging:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._server = Server(settings.base, settings.headers, settings.insecure)
-        self._say = say
         self._routed = settings.routed
         """A router may answer by any of its servers: it is asked nothing."""
         self._named = Named(() if settings.routed else settings.events)
-        self.joining: Joining | None = None
-        self._tried_at = 0.0
+        self.joining = Joining(say)
+        self._tried_at: float | None = None
+        """When the server was last asked for its events."""
         self._asked_at = 0.0
         self._begun_at = time.time()
         self._scrape = self._looked()
@@ -157,21 +153,18 @@ class Judging:
 
     def _begin(self) -> None:
         """Read the server's events, if it publishes any; ask it again after a while if it does not."""
-        now = time.monotonic()
-        asked = self.joining is not None and (self.joining.on or now < self._tried_at + AGAIN_S)
-        if self._routed or asked:
+        now, tried_at = time.monotonic(), self._tried_at
+        if self._routed or self.joining.on or (tried_at is not None and now < tried_at + AGAIN_S):
             return
-        if self.joining is not None:
-            self.joining.close()
+        if tried_at is not None:
             self.requests.join_anew()
         self._tried_at = now
-        self.joining = Joining(self._server, self._named, self.requests, self._say)
+        self.joining.listen(self._server, self._named)
 
     def opened(self, request: Request) -> None:
         if self._scrape is None and self.requests.idle and (scrape := self._looked()) is not None:
-            if self.joining is not None:
-                self.joining.close()
-            self._scrape, self.joining = scrape, None
+            self.joining.close()
+            self._scrape, self._tried_at = scrape, None
             self.requests = self._judge()
         request.group = _limited(request, lambda: self._groups.of(request), f"#{request.number}")
         if self.requests.earlier.tokens + len(request.row.prompt) > MOST_TOKENS:
@@ -181,8 +174,7 @@ class Judging:
             # Requests are relayed before the server is asked: it has computed nothing else if its count is theirs.
             self._queries -= len(request.row.prompt)
             self.requests.earlier.whole |= self._queries == 0
-        if self.joining is not None:
-            self.joining.open(request.row.name)
+        request.lost_before = self.joining.lost if self.joining.heard else None
         request.place = next(self._places)
         self.requests.open(request.place, request.row)
         request.before = self._newest.get(request.group, -1)
@@ -216,29 +208,25 @@ class Judging:
 
     def ended(self, request: Request) -> None:
         """Its answer has ended. What events say of it may still come before `closed`."""
-        if 0 <= request.row.hit < self.requests.seen(request.place) and self._restarted(
-            request.row.t1 or 0.0
-        ):
+        lacks = 0 <= request.row.hit < self.requests.seen(request.place)
+        if lacks and self._restarted(request.row.t1 or 0.0):
             self._forget()
         self.requests.ended(request.place, request.row)
 
-    def closed(self, request: Request) -> Judged:
-        judged = Judged(request)
+    def closed(self, request: Request) -> None:
         if (hit := request.row.hit) >= 0:
-            judged.tally, judged.by = Tally(max(request.tokens, hit), hit), "usage"
-        joined = self.joining is not None and self.joining.joined(request.row.name)
+            request.tally, request.by = Tally(max(request.tokens, hit), hit), "usage"
+        joined = request.lost_before is not None and request.lost_before == self.joining.lost
         answered = self.requests.close(request.place, by_events=joined)
         if answered is not None:
             request.differs = _limited(request, lambda: self._differs(request, answered.differs), None)
-            judged.tally = answered.tally
-            judged.by = judged.by or ("events" if answered.tally is not None else "")
-        return judged
+            request.tally = answered.tally
+            request.by = request.by or ("events" if answered.tally is not None else "")
 
-    def dropped(self, request: Request, *, computed: bool) -> None:
-        """A request without an answer; its prompt may have been `computed`, or a part of it."""
-        self.requests.drop(request.place, computed=computed)
-        if self.joining is not None:
-            self.joining.joined(request.row.name)
+    def dropped(self, requests: Iterable[Request], *, computed: bool) -> None:
+        """These have no answer; their prompts may have been `computed`, or a part of them."""
+        for request in requests:
+            self.requests.drop(request.place, computed=computed)
 
     def missed(self) -> None:
         """A prompt was computed that is not known here."""
@@ -253,15 +241,14 @@ class Judging:
     @property
     def late_s(self) -> float:
         """Seconds after an answer's end until what the events say of it is complete."""
-        return LATE_S if self.joining is not None and self.joining.on else 0.0
+        return LATE_S if self.joining.on else 0.0
 
     def take(self) -> list[Received]:
         """Return the events that have come. Messages of requests sent before now must be taken before `add`."""
-        return self.joining.take() if self.joining is not None else []
+        return self.joining.take()
 
     def add(self, batches: Sequence[Received]) -> None:
-        if self.joining is not None:
-            self.joining.add(batches)
+        self.joining.add(batches, self.requests)
 
     def _restarted(self, now: float) -> bool:
         """Whether the server has been restarted since it was last asked."""
@@ -279,8 +266,7 @@ class Judging:
         self._newest.clear()
 
     def close(self) -> None:
-        if self.joining is not None:
-            self.joining.close()
+        self.joining.close()
         self._server.close()
 
 
@@ -296,16 +282,13 @@ class Groups:
         """The session of each beginning that a request had as a whole."""
         self._newest: OrderedDict[str, tuple[Request, frozenset[bytes]]] = OrderedDict()
         """Each session's newest request and its messages."""
-        self._last = 0
+        self._numbers = count(1)
 
     def of(self, request: Request) -> str:
         messages = _messages(request)
         chain = list(accumulate(messages, lambda before, message: _hashed(before + message)))
         group = next((self._known[name] for name in reversed(chain) if name in self._known), "")
-        group = group or self._changed(request, frozenset(messages))
-        if not group:
-            self._last += 1
-            group = f"s{self._last}"
+        group = group or self._changed(request, frozenset(messages)) or f"s{next(self._numbers)}"
         if chain:
             self._known[chain[-1]] = group
             self._known.move_to_end(chain[-1])
@@ -321,17 +304,13 @@ class Groups:
             del self._newest[name]
 
     def _changed(self, request: Request, messages: frozenset[bytes]) -> str:
-        near = [
-            (name, before, had)
-            for name, (before, had) in reversed(self._newest.items())
-            if _client(before) == _client(request)
-        ]
-        for name, before, had in near[:MOST_NEAR]:
-            if len(had) >= FEWEST and 2 * len(had & messages) >= len(had):
-                return name
-            if len(had) >= FEWEST and any(
-                edit.kind == "compaction" for edit in edits(before.body, request.body)
-            ):
+        newest = reversed(self._newest.items())
+        near = ((name, row) for name, row in newest if _client(row[0]) == _client(request))
+        for name, (before, had) in islice(near, MOST_NEAR):
+            if len(had) < FEWEST:
+                continue
+            changed = 2 * len(had & messages) >= len(had)
+            if changed or any(edit.kind == "compaction" for edit in edits(before.body, request.body)):
                 return name
         return ""
 

@@ -12,7 +12,7 @@ from kvtune.data.tally import Tally
 from kvtune.requests.log.logged import short
 from kvtune.requests.text.edits import Edit
 from kvtune.requests.text.kinds import KINDS
-from kvtune.servers.tap.judging import Differs, Judged
+from kvtune.servers.tap.judging import Differs, Request
 
 GOOD = 200
 MOST_SHOWN = 3
@@ -27,25 +27,24 @@ LEFT = {
 }
 
 
-def as_text(judged: Judged) -> Iterator[str]:
-    request = judged.request
+def as_text(request: Request) -> Iterator[str]:
     head = f"{request.label} {request.row.kind}{f' {request.group}' if request.group else ''}"
     seconds = f"{max(0.0, (request.row.t1 or 0.0) - (request.row.t0 or 0.0)):.1f} s"
-    left = f", {LEFT[judged.how]}" if judged.how in LEFT else ""
-    if judged.status and judged.status != GOOD:
-        yield f"{head}  {judged.status} {judged.error}".rstrip() + f"  {seconds}{left}"
+    left = f", {LEFT[request.how]}" if request.how in LEFT else ""
+    if request.status and request.status != GOOD:
+        yield f"{head}  {request.status} {request.error}".rstrip() + f"  {seconds}{left}"
         return
     tokens = f" {request.tokens:,} tokens" if request.tokens >= 0 else ""
     where = f"  at {request.row.replica}" if request.row.replica else ""
-    yield f"{head}{tokens}  {_hit(judged)}  {seconds}{where}{left}"
+    yield f"{head}{tokens}  {_hit(request)}  {seconds}{where}{left}"
     if request.differs is not None:
         yield from _differs(request.differs)
-    if judged.tally is not None and (missed := judged.tally.misses):
+    if request.tally is not None and (missed := request.tally.misses):
         yield "  missed: " + ", ".join(f"{CAUSES[cause].title} {count:,}" for cause, count in missed.items())
     if request.trouble:
         yield f"  not analysed: {request.trouble}"
-    if judged.why or judged.unwritten:
-        yield f"  not in the log: {judged.why or judged.unwritten}"
+    if request.why or request.unwritten:
+        yield f"  not in the log: {request.why or request.unwritten}"
 
 
 def _differs(differs: Differs) -> Iterator[str]:
@@ -74,12 +73,12 @@ def _telling(differs: Differs) -> Sequence[Edit]:
     return differs.edits[:1] if not differs.alike and 2 * others > len(differs.edits) else differs.edits
 
 
-def in_blocks(judged: Judged) -> Iterator[str]:
+def in_blocks(request: Request) -> Iterator[str]:
     """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
-    request = judged.request
     head = f"{request.label} {request.row.kind} {request.group} {request.api}"
-    yield f"{head}: {_counted(request.tokens)} tokens, {_hit(judged)}"
-    tally = judged.tally or Tally()
+    tokens = f"{request.tokens:,}" if request.tokens >= 0 else "an unknown number of"
+    yield f"{head}: {tokens} tokens, {_hit(request)}"
+    tally = request.tally or Tally()
     spans = [("hit", tally.hit_tokens), *((CAUSES[cause].title, n) for cause, n in tally.misses.items())]
     begin = 0
     for title, count in spans:
@@ -94,21 +93,17 @@ def in_blocks(judged: Judged) -> Iterator[str]:
         yield f"    here: {edit.new!r}"
 
 
-def _counted(count: int) -> str:
-    return f"{count:,}" if count >= 0 else "an unknown number of"
-
-
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}.."
 
 
-def _hit(judged: Judged) -> str:
-    total, tally = judged.request.tokens, judged.tally
+def _hit(request: Request) -> str:
+    total, tally = request.tokens, request.tally
     if tally is None:
         return "hit not reported"
     share = f"{tally.hit_tokens / total:.1%}, " if total > 0 else ""
-    return f"hit {tally.hit_tokens:,} ({share}{judged.by})"
+    return f"hit {tally.hit_tokens:,} ({share}{request.by})"
 
 
 class EditLine(Struct, frozen=True, kw_only=True):
@@ -163,9 +158,9 @@ class Line(Struct, frozen=True, kw_only=True):
     part: Annotated[int, Meta(description="Which of several prompts, from 1.")] | UnsetType = UNSET
 
 
-def as_json(judged: Judged, with_text: bool = False) -> Line:
+def as_json(request: Request, with_text: bool = False) -> Line:
     """Return the request for `--json`; its texts that differ only `with_text`."""
-    request, differs = judged.request, judged.request.differs
+    differs = request.differs
     return Line(
         number=request.number,
         name=request.row.name,
@@ -176,14 +171,14 @@ def as_json(judged: Judged, with_text: bool = False) -> Line:
         t0=request.row.t0 or 0.0,
         t1=request.row.t1 or 0.0,
         first_token=request.row.cached_at if request.row.ttft is not None else None,
-        status=judged.status,
-        ended=judged.how,
-        error=judged.error,
+        status=request.status,
+        ended=request.how,
+        error=request.error,
         prompt_tokens=_known(request.tokens),
         output_tokens=_known(request.row.output_tokens),
-        hit_tokens=judged.tally.hit_tokens if judged.tally is not None else None,
-        hit_by=judged.by or None,
-        misses=judged.tally.misses if judged.tally is not None else {},
+        hit_tokens=request.tally.hit_tokens if request.tally is not None else None,
+        hit_by=request.by or None,
+        misses=request.tally.misses if request.tally is not None else {},
         differs=None
         if differs is None
         else DiffersLine(
@@ -192,8 +187,8 @@ def as_json(judged: Judged, with_text: bool = False) -> Line:
             tokens_after=_known(differs.after),
             edits=[_edit(edit, with_text) for edit in _telling(differs)],
         ),
-        logged=judged.logged,
-        not_logged=judged.why or judged.unwritten,
+        logged=request.logged,
+        not_logged=request.why or request.unwritten,
         not_analysed=request.trouble,
         replica=request.row.replica,
         part=request.part or UNSET,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,22 @@ BY = "kvtune tap"
 START = b'{"by": "kvtune tap", '
 
 
+@dataclass
 class LogFile:
     """Appends lines to a new file, or to a log of kvtune. Any other file is left as it is.
 
     `refused`: why the log's readers would refuse a line; "" if they take it.
     """
 
-    def __init__(self, path: Path, refused: Callable[[bytes], str]) -> None:
-        self.path = path
-        self._refused = refused
-        self._descriptor = -1
-        self.missing = 0
-        """Lines that could not be written since the last one that was."""
-        self.why = ""
-        """Why the last line was not written; "" if it was."""
-        self.news = ""
-        """What a person should know since the last line; "": nothing."""
+    path: Path
+    refused: Callable[[bytes], str]
+    missing: int = 0
+    """Lines that could not be written since the last one that was."""
+    why: str = ""
+    """Why the last line was not written; "" if it was."""
+    news: str = ""
+    """What a person should know since the last line; "": nothing."""
+    _descriptor: int = -1
 
     def open(self) -> None:
         """Open the file where its name stands now. OSError if it cannot."""
@@ -55,7 +56,7 @@ class LogFile:
         self.news = self.why = ""
         try:
             text = encoded(line)
-            self.why = self._refused(bytes(text))
+            self.why = self.refused(bytes(text))
             if self.why:
                 return False
         except ValueError as error:

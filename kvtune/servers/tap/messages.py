@@ -28,7 +28,8 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
 class Sent(msgspec.Struct, tag="sent", frozen=True):
     """A request whose body came whole at `at`, or whose answer ended before. `content`: its body, if it was kept.
 
-    `began`: when its head came. `session`: of its head. `lost`: one before it was not told.
+    `api`: one of `APIS`, its path. `began`: when its head came. `session`: of its head, "" if it has none. `lost`: one
+    before it was not told. Times are time.time().
     """
 
     number: int
@@ -36,7 +37,7 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
     session: str
     client: str
     began: float
-    at: float
+    at: float = 0.0
     content: bytes = b""
     encoding: str = ""
     cut: bool = False
@@ -50,7 +51,7 @@ class Begun(msgspec.Struct, tag="begun", frozen=True):
     at: float
 
 
-class Ended(msgspec.Struct, tag="ended", frozen=True):
+class Ended(msgspec.Struct, tag="ended"):
     """An answer's end. `how`: whole; or who closed the connection before (client, server, tap), or unread.
 
     `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `content` is its end only.
@@ -58,11 +59,11 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
     """
 
     number: int
-    status: int
-    kind: str
-    first: float
-    done: float
-    how: str
+    status: int = 0
+    kind: str = ""
+    first: float = 0.0
+    done: float = 0.0
+    how: str = ""
     content: bytes = b""
     encoding: str = ""
     cut: bool = False

@@ -13,7 +13,9 @@ import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 import psutil
 
 from kvtune.base import children
@@ -21,7 +23,7 @@ from kvtune.base.commands import command
 from kvtune.base.dialogue import Frames, framed
 from kvtune.data.show.terminal import one_line
 from kvtune.servers.tap.exchange import Exchange, Numbers
-from kvtune.servers.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
+from kvtune.servers.tap.messages import Begun, Message, Outcome, Settings
 
 MOST_WAITING = 64 << 20
 """Bytes that wait for the analyst."""
@@ -38,45 +40,39 @@ SLOW, GONE, LATE = "the analysis was slow", "the analysis had ended", "not analy
 OTHER = "lost by a fault of kvtune"
 
 
+@dataclass(eq=False)
 class Recorder(asyncio.Protocol):
     """A `Sink`. `program`: the analyst's command, which gets the number of its end of the socket as last word."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        numbers: Numbers,
-        say: Callable[[str], None],
-        program: list[str] | None = None,
-    ) -> None:
-        self._settings = settings
-        self._numbers = numbers
-        self._say = say
-        self._program = program or children.python("kvtune.servers.tap.analyst")
-        self._transport: asyncio.Transport | None = None
-        self._waiting: deque[bytes | bytearray] = deque()
-        """Pieces of messages."""
-        self._waiting_bytes = 0
-        self._paused = False
-        self._moving = False
-        self._child: children.Child | None = None
-        self._frames = Frames[Message](Message)
-        self._unanswered: set[int] = set()
-        """Requests that the analyst was told of, and whose outcome it has not told."""
-        self._logged = 0
-        self._lost: Counter[str] = Counter()
-        """Requests that are not in the log, by the reason."""
-        self._dropping = False
-        self._unfollowed = 0
-        self._wait_s = AGAIN_S[0]
-        self._closing: asyncio.Future[None] | None = None
-        """Done when the analyst has ended; None: the command does not end yet."""
+    settings: Settings
+    numbers: Numbers
+    say: Callable[[str], None]
+    program: list[str] = field(default_factory=lambda: children.python("kvtune.servers.tap.analyst"))
+    _transport: asyncio.Transport | None = None
+    _waiting: deque[bytes | bytearray] = field(default_factory=deque)
+    """Pieces of messages."""
+    _waiting_bytes: int = 0
+    _paused: bool = False
+    _moving: bool = False
+    _child: children.Child | None = None
+    _frames: Frames[Message] = field(default_factory=lambda: Frames[Message](Message))
+    _unanswered: set[int] = field(default_factory=set)
+    """Requests that the analyst was told of, and whose outcome it has not told."""
+    _logged: int = 0
+    _lost: Counter[str] = field(default_factory=Counter)
+    """Requests that are not in the log, by the reason."""
+    _dropping: bool = False
+    _unfollowed: int = 0
+    _wait_s: float = AGAIN_S[0]
+    _closing: asyncio.Future[None] | None = None
+    """Done when the analyst has ended; None: the command does not end yet."""
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                words = [*self._program, str(theirs.fileno())]
+                words = [*self.program, str(theirs.fileno())]
                 self._child = children.start(words, pass_fds=[theirs.fileno()])
         except OSError:
             ours.close()
@@ -86,65 +82,36 @@ class Recorder(asyncio.Protocol):
         self._transport = transport
         self._paused = False
         self._frames = Frames[Message](Message)
-        self._wait(self._settings)
+        self._wait(self.settings)
 
     def asked(self, exchange: Exchange) -> None:
-        sent = self._tell(
-            exchange.number,
-            Sent(
-                exchange.number,
-                exchange.api,
-                exchange.session,
-                exchange.client,
-                exchange.began,
-                time.time(),
-                encoding=exchange.encoding,
-                cut=exchange.body.cut,
-                lost=self._lost[SLOW] > 0,
-            ),
-            () if exchange.body.cut else exchange.body.pieces,
-        )
-        if sent:
-            self._unanswered.add(exchange.number)
+        body, lost = exchange.body, self._lost[SLOW] > 0
+        sent = msgspec.structs.replace(exchange.sent, at=time.time(), cut=body.cut, lost=lost)
+        if self._tell(sent, () if body.cut else body.pieces):
+            self._unanswered.add(sent.number)
 
     def begun(self, exchange: Exchange) -> None:
-        if exchange.number in self._unanswered and self._waiting_bytes <= MOST_WAITING:
-            self._wait(Begun(exchange.number, exchange.first))
+        if exchange.sent.number in self._unanswered and self._waiting_bytes <= MOST_WAITING:
+            self._wait(Begun(exchange.sent.number, exchange.ended.first))
 
     def answered(self, exchange: Exchange) -> None:
-        if exchange.number not in self._unanswered:
-            return
-        sent = self._tell(
-            exchange.number,
-            Ended(
-                exchange.number,
-                exchange.status,
-                exchange.kind,
-                exchange.first,
-                exchange.done,
-                exchange.ended,
-                encoding=exchange.answer_encoding,
-                cut=exchange.answer.cut,
-                replica=exchange.replica,
-            ),
-            exchange.answer.pieces,
-        )
-        if not sent:
-            self._unanswered.discard(exchange.number)
+        ended = msgspec.structs.replace(exchange.ended, cut=exchange.answer.cut)
+        if ended.number in self._unanswered and not self._tell(ended, exchange.answer.pieces):
+            self._unanswered.discard(ended.number)
 
-    def _tell(self, number: int, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:
+    def _tell(self, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:
         """Hand a message about a request over. If it cannot, the request is not recorded."""
-        if self._numbers.unfollowed > self._unfollowed:
-            self._unfollowed = self._numbers.unfollowed
-            self._say(f"{self._unfollowed} connections are relayed and not recorded: no readable HTTP/1.1")
+        if self.numbers.unfollowed > self._unfollowed:
+            self._unfollowed = self.numbers.unfollowed
+            self.say(f"{self._unfollowed} connections are relayed and not recorded: no readable HTTP/1.1")
         if self._transport is None or self._waiting_bytes > MOST_WAITING:
             self._lost[GONE if self._transport is None else SLOW] += 1
             if self._transport is not None and not self._dropping:
-                self._say("the analysis is slow: requests are not recorded until it has caught up")
+                self.say("the analysis is slow: requests are not recorded until it has caught up")
                 self._dropping = True
             return False
         if self._dropping:
-            self._say(f"the analysis has caught up: {self._lost[SLOW]} requests are not recorded")
+            self.say(f"the analysis has caught up: {self._lost[SLOW]} requests are not recorded")
             self._dropping = False
         self._wait(message, content)
         return True
@@ -197,17 +164,15 @@ class Recorder(asyncio.Protocol):
             return
         self._lost.update(GONE for _ in self._unanswered)
         self._unanswered.clear()
-        self._say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
-        asyncio.get_running_loop().call_later(self._wait_s, self._again)
+        self.say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
+        self._starting = asyncio.get_running_loop().create_task(self._restart(self._wait_s))
         self._wait_s = AGAIN_S[1]
 
-    def _again(self) -> None:
+    async def _restart(self, wait_s: float = 0.0) -> None:
+        await asyncio.sleep(wait_s)
         if self._closing is not None:
             return
         self._reap(0.0)
-        self._starting = asyncio.get_running_loop().create_task(self._restart())
-
-    async def _restart(self) -> None:
         try:
             await self.start()
         except OSError as error:  # no descriptors or no memory are left for it
@@ -230,7 +195,7 @@ class Recorder(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         for line in self.account():
-            self._say(line)
+            self.say(line)
 
     async def _last_turns(self, closing: asyncio.Future[None]) -> None:
         """Wait for the analyst's end: its CPU time counts, because others may have the cores."""
@@ -248,12 +213,12 @@ class Recorder(asyncio.Protocol):
 
     def account(self) -> list[str]:
         """Say how many requests there were, how many are in the log, and why the others are not."""
-        total, lost = self._numbers.last, Counter(self._lost)
+        total, lost = self.numbers.last, Counter(self._lost)
         if not total:
             return []
         lost[LATE] += len(self._unanswered)
         lost[OTHER] += total - self._logged - lost.total()
-        path = self._settings.log
+        path = self.settings.log
         whys = [f"{count} {why}" for why, count in lost.most_common() if count > 0]
         what = f"{total} requests, {self._logged} {f'in the log {path}' if path else 'analysed'}"
         left = (

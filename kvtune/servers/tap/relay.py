@@ -88,9 +88,8 @@ class Relay:
             ):
                 sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
         except OSError as error:
-            if (
-                not sockets or error.errno != errno.EADDRNOTAVAIL
-            ):  # such as ::1 of localhost where there is no IPv6
+            # Such as ::1 of localhost where there is no IPv6:
+            if not sockets or error.errno != errno.EADDRNOTAVAIL:
                 for listener in sockets:
                     listener.close()
                 raise KvtuneError(
@@ -104,7 +103,7 @@ class Relay:
         try:
             (await self.dial(Connection(self.sink, self.numbers))).close()
         except OSError as error:
-            self.is_down(_why(error))
+            self.heard(_why(error))
 
     async def dial(self, connection: Connection) -> Server:
         """Connect to the server. OSError if no address answers."""
@@ -132,15 +131,13 @@ class Relay:
         self.addresses.clear()
         raise wrong or OSError("its name has no address")
 
-    def is_down(self, why: str) -> None:
-        if not self.down:
-            self.say(f"no server answers at {self.target.name}: {why}; requests get 502 until it does")
-        self.down = True
-
-    def is_up(self) -> None:
-        if self.down:
-            self.say(f"{self.target.name} answers")
-        self.down = False
+    def heard(self, why: str = "") -> None:
+        """Say that the server is there again, or no longer (`why`)."""
+        name, down = self.target.name, bool(why)
+        gone = f"no server answers at {name}: {why}; requests get 502 until it does"
+        if down != self.down:
+            self.say(gone if down else f"{name} answers")
+        self.down = down
 
     def cut(self) -> None:
         """Break all connections, as the tap ends."""
@@ -156,39 +153,36 @@ class Listener:
         self.sockets = sockets
         self._relay = relay
         self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED) // 2)
+        self._room = asyncio.Semaphore(self._most)
+        self._said = False
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets]
         self._clients: set[asyncio.Task[None]] = set()
         """A task a connection, until it is closed."""
-        self._said = False
-        self._open()
 
-    def _open(self) -> None:
-        for listener in self.sockets:
-            listener.setblocking(False)
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def _shut(self) -> None:
-        for listener in self.sockets:
-            asyncio.get_running_loop().remove_reader(listener)
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(BACKLOG):
-            if len(self._clients) >= self._most:
-                self._wait(f"{self._most} clients are connected, as many as descriptors allow (ulimit -n)")
-                return
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        while True:
             try:
-                accepted, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                accepted, _ = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 self._wait(f"no more clients can be accepted: {reason(error)}")
-                asyncio.get_running_loop().call_later(AGAIN_S, self._again)
-                return
-            task = asyncio.get_running_loop().create_task(self._serve(accepted))
+                await asyncio.sleep(AGAIN_S)
+                continue
+            if self._room.locked():
+                self._wait(f"{self._most} clients are connected, as many as descriptors allow (ulimit -n)")
+            try:
+                await self._room.acquire()
+            except asyncio.CancelledError:
+                accepted.close()
+                raise
+            task = loop.create_task(self._serve(accepted))
             self._clients.add(task)
-            task.add_done_callback(self._closed)
+            task.add_done_callback(self._clients.discard)
 
     def _wait(self, why: str) -> None:
-        self._shut()
         if not self._said:
             self._relay.say(f"{why}; further ones wait until one leaves")
         self._said = True
@@ -197,23 +191,17 @@ class Listener:
         client = Client(self._relay, Connection(self._relay.sink, self._relay.numbers))
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: client, accepted)
+            await client.closed.wait()
         except OSError:
             accepted.close()
-        else:
-            await client.closed.wait()
-
-    def _closed(self, task: asyncio.Task[None]) -> None:
-        self._clients.discard(task)
-        self._again()
-
-    def _again(self) -> None:
-        if self.sockets and len(self._clients) < self._most:
-            self._open()
+        finally:
+            self._room.release()
 
     def close(self) -> None:
-        self._shut()
-        while self.sockets:
-            self.sockets.pop().close()
+        for task, listening in zip(self._accepting, self.sockets, strict=True):
+            task.cancel()
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
 
 
 def _why(error: OSError) -> str:
@@ -226,12 +214,14 @@ class Side(asyncio.Protocol):
     """One of the two connections: the client's or the server's."""
 
     name = ""
+    transport: asyncio.Transport
 
     def __init__(self, relay: Relay, connection: Connection) -> None:
         self.relay = relay
         self.connection = connection
-        self.transport: asyncio.Transport | None = None
         self.other: Side | None = None
+        self._early = bytearray()
+        """What came for the other before it was joined; some loops read once more before they pause."""
         self.ended = False
         """Whether its end of bytes has come."""
         self.gone = False
@@ -244,39 +234,45 @@ class Side(asyncio.Protocol):
 
     def _option(self, level: int, option: int, value: int | bytes) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            if self.transport is not None:
-                self.transport.get_extra_info("socket").setsockopt(level, option, value)
+            self.transport.get_extra_info("socket").setsockopt(level, option, value)
+
+    def join(self, other: Side) -> None:
+        self.other = other
+        self.pass_on(bytes(self._early))
+        self._early.clear()
+        if self.ended:
+            self.eof_received()
 
     def pass_on(self, data: bytes) -> None:
-        if data and self.other is not None and self.other.transport is not None:
+        if self.other is None:
+            self._early += data
+        elif data:
             self.other.transport.write(data)
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
+        if self.other is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
+        if self.other is not None:
             self.other.transport.resume_reading()
 
     def eof_received(self) -> bool:
         self.ended = True
         self.connection.ended(self.name)
         other = self.other
-        if other is None or other.transport is None or other.gone:
+        if other is None or other.gone:
             return True
         if other.ended:
             self.close()
             other.close()
         elif other.transport.can_write_eof():
             other.transport.write_eof()
-        elif (
-            self.connection.waiting
-        ):  # TLS has no half-closed connections: a client that ends waits no longer
+        elif self.connection.waiting:  # TLS has no half-closed connections: who ends waits no longer
             other.break_off()
         else:
             other.close()
-        return self.transport is not None and self.transport.can_write_eof()
+        return self.transport.can_write_eof()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone = True
@@ -289,17 +285,12 @@ class Side(asyncio.Protocol):
                 self.other.close()
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        self.transport.close()
 
     def break_off(self) -> None:
-        """Reset the connection, so that the other end knows at once."""
-        self._reset_at_the_end()
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _reset_at_the_end(self) -> None:
+        """Reset the connection after what was sent."""
         self._option(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close()
 
 
 class Client(Side):
@@ -307,8 +298,6 @@ class Client(Side):
 
     def __init__(self, relay: Relay, connection: Connection) -> None:
         super().__init__(relay, connection)
-        self._early = bytearray()
-        """What came before the server was reached."""
         self._refused = False
         self.closed = asyncio.Event()
         self._held: asyncio.TimerHandle | None = None
@@ -316,8 +305,7 @@ class Client(Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self.transport.pause_reading()
         self._dialling = asyncio.get_running_loop().create_task(self._dial())
 
     async def _dial(self) -> None:
@@ -329,20 +317,15 @@ class Client(Side):
         if self.gone:
             server.break_off()
             return
-        self.relay.is_up()
-        self.other, server.other = server, self
-        server.begin()
-        self.pass_on(bytes(self._early))
-        self._early.clear()
-        if self.ended:
-            self.eof_received()
-        if self.transport is not None:
-            self.transport.resume_reading()
+        self.relay.heard()
+        server.join(self)
+        self.join(server)
+        self.transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
         """Answer 502, and read on for a while: a client that still sends would not read the answer after a reset."""
-        self.relay.is_down(why)
-        if self.gone or self.transport is None:
+        self.relay.heard(why)
+        if self.gone:
             return
         self._refused = True
         message = f"kvtune: no server answers at {self.relay.target.name}: {why}"
@@ -357,11 +340,6 @@ class Client(Side):
         self.transport.write_eof()
         self.transport.resume_reading()
         asyncio.get_running_loop().call_later(LINGER_S, self.close)
-
-    def break_off(self) -> None:
-        """Reset the connection after what the server has sent."""
-        self._reset_at_the_end()
-        self.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -383,12 +361,6 @@ class Client(Side):
             self._held.cancel()
             self._held = None
 
-    def pass_on(self, data: bytes) -> None:
-        if self.other is None:
-            self._early += data  # some loops read once more before they pause
-        else:
-            super().pass_on(data)
-
     def eof_received(self) -> bool:
         if self._refused:
             self.close()
@@ -405,22 +377,12 @@ class Client(Side):
 class Server(Side):
     name = "server"
 
-    def __init__(self, relay: Relay, connection: Connection) -> None:
-        super().__init__(relay, connection)
-        self._early = bytearray()
-
-    def begin(self) -> None:
-        """Pass on what came before the client's side was joined."""
-        self.pass_on(bytes(self._early))
-        self.connection.answering(bytes(self._early))
-        self._early.clear()
-        if self.ended:
-            self.eof_received()
+    def break_off(self) -> None:
+        """Reset the connection at once: it computes for nobody."""
+        super().break_off()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self.other is None:
-            self._early += data
-            return
         self.pass_on(data)
         self.connection.answering(data)
         if isinstance(self.other, Client):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -51,14 +50,8 @@ class Addresses:
         return self._known
 
     def _read(self) -> dict[str, Named]:
-        servers: dict[str, Named] = {}
-        given = self._given()
-        for base, named in {
-            **given,
-            **{base: Named(events) for base, events in self._filed().items()},
-        }.items():
-            for each in self._expanded(base):
-                servers[each] = named
+        named = self._given() | {base: Named(events) for base, events in self._filed().items()}
+        servers = {each: events for base, events in named.items() for each in self._expanded(base)}
         if len(servers) > MOST_SERVERS:
             raise UsageError(
                 f"these are {len(servers)} servers, and kvtune watches {MOST_SERVERS}", "watch them in parts"
@@ -122,12 +115,6 @@ class Addresses:
     def _expanded(self, base: str) -> list[str]:
         parts = urlsplit(base)
         host = parts.hostname or ""
-        try:
-            ip_address(host)
-        except ValueError:
-            pass
-        else:
-            return [base]
         if parts.scheme != "http":  # a certificate is of the name
             return [base]
         addresses = self.lookup(host, parts.port or 80) or self._names.get(host, [])

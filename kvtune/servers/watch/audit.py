@@ -8,7 +8,7 @@ missing batch may explain is not reported: the rank is `blind` until its cache i
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,23 +35,27 @@ LOOK_S, TAKE_S = 1.0, 0.1
 """Seconds between two scrapes, and between two looks for events."""
 
 
+Place = tuple[str, int]
+"""A medium, and a group of the KV cache."""
+
+
 @dataclass(slots=True)
 class Rank:
-    """What the events of one data-parallel rank say that it holds: by medium and group, how often each block.
+    """What the events of one data-parallel rank say that it holds: by place, how often each block.
 
-    `whole`: no batch is missing since its cache was empty; else `blind` names the finding that explains what looks odd.
-    `spans`: by group, the tokens of the events on the GPU. `events`, `hashes`: how many of them, and their blocks.
+    `blind`: the finding that explains what looks odd, as a batch is missing since the cache was empty; "": none is.
+    `events`, `tokens`, `blocks`, `kinds`: of what was stored on the GPU, by group.
     """
 
     number: int = -1
     blind: str = ""
-    held: dict[str, dict[int, dict[Hash, int]]] = field(default_factory=dict)
+    held: defaultdict[Place, Counter[Hash]] = field(default_factory=lambda: defaultdict(Counter))
     known: dict[Hash, None] = field(default_factory=dict)
     copies: int = 0
     """On the GPU."""
-    spans: dict[int, int] = field(default_factory=dict)
-    events: dict[int, int] = field(default_factory=dict)
-    hashes: dict[int, int] = field(default_factory=dict)
+    events: Counter[int] = field(default_factory=Counter)
+    tokens: Counter[int] = field(default_factory=Counter)
+    blocks: Counter[int] = field(default_factory=Counter)
     kinds: dict[int, str] = field(default_factory=dict)
     block: int = 0
     unsure: set[str] = field(default_factory=set)
@@ -59,89 +63,50 @@ class Rank:
     tiers: set[str] = field(default_factory=set)
     """Those of which an event came."""
 
-    def places(self, name: Hash) -> list[str]:
+    def media(self, name: Hash) -> set[str]:
         """Return the media that hold a block."""
-        return [medium for medium, groups in self.held.items() if any(name in g for g in groups.values())]
-
-    def names(self, event: Stored | Removed) -> dict[Hash, int]:
-        """Return how often the event's place holds each block."""
-        medium, group = _place(event)
-        if medium != GPU:
-            self.tiers.add(medium)
-        return self.held.setdefault(medium, {}).setdefault(group, {})
+        return {medium for (medium, _), names in self.held.items() if name in names}
 
     def store(self, event: Stored) -> None:
         medium, group = _place(event)
-        names = self.names(event)
-        for name in event.block_hashes:
-            names[name] = names.get(name, 0) + 1
-            self.known[name] = None
+        self.held[medium, group].update(event.block_hashes)
+        self.known |= dict.fromkeys(event.block_hashes)
         if medium == GPU:
-            self.copies += len(event.block_hashes)
+            self.events[group] += 1
+            self.tokens[group] += len(event.token_ids)
+            self.blocks[group] += len(event.block_hashes)
             self.kinds[group] = event.kv_cache_spec_kind or "full_attention"
+            self.copies += len(event.block_hashes)
             self.block = max(self.block, event.block_size)
-            for tally, number in (
-                (self.spans, len(event.token_ids)),
-                (self.events, 1),
-                (self.hashes, len(event.block_hashes)),
-            ):
-                tally[group] = tally.get(group, 0) + number
+        else:
+            self.tiers.add(medium)
         for _ in range(len(self.known) - MOST_KNOWN):
             oldest = next(iter(self.known))
             del self.known[oldest]
-            if self.places(oldest):
+            if self.media(oldest):
                 self.known[oldest] = None
 
     def remove(self, event: Removed) -> None:
-        medium, names = _place(event)[0], self.names(event)
+        place = _place(event)
+        names = self.held[place]
+        if place[0] != GPU:
+            self.tiers.add(place[0])
         for name in event.block_hashes:
-            left = names.get(name, 0) - 1
-            self.copies -= medium == GPU and left >= 0
-            if left > 0:
-                names[name] = left
-            else:
-                names.pop(name, None)
+            self.copies -= place[0] == GPU and name in names
+            names[name] -= 1
+            if names[name] <= 0:
+                del names[name]
 
     def clear(self) -> None:
         """Empty the pool. Whether the tiers below it were emptied, too, no event says."""
-        self.unsure |= set(self.held) - {GPU}
+        self.unsure |= {medium for medium, _ in self.held} - {GPU}
         self.held.clear()
         self.known.clear()
         self.copies, self.blind = 0, ""
 
 
-def _place(event: Stored | Removed) -> tuple[str, int]:
+def _place(event: Stored | Removed) -> Place:
     return event.medium or GPU, event.group_idx or 0
-
-
-def _orphaned(rank: Rank, event: Stored) -> int:
-    parent = event.parent_block_hash
-    return int(parent is not None and bool(event.block_hashes) and parent not in rank.known)
-
-
-def _twice(rank: Rank, event: Stored) -> int:
-    return sum(name in rank.names(event) for name in event.block_hashes)
-
-
-def _blank(_: Rank, event: Stored) -> int:
-    if _place(event)[0] == GPU:
-        return 0
-    return int(not event.block_hashes or not event.token_ids or not event.block_size)
-
-
-def _sparse(_: Rank, event: Stored) -> int:
-    return int(_place(event)[0] == GPU and len(event.block_hashes) * event.block_size < len(event.token_ids))
-
-
-def _never_stored(rank: Rank, event: Removed) -> int:
-    if _place(event)[0] in rank.unsure:
-        return 0
-    return sum(name not in rank.names(event) for name in event.block_hashes)
-
-
-def _from_one_tier(rank: Rank, event: Removed) -> int:
-    medium = _place(event)[0]
-    return sum(any(place != medium for place in rank.places(name)) for name in event.block_hashes)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -218,14 +183,20 @@ ROWS = (
         "orphans",
         "blocks stored after a parent that nobody stored",
         "it cannot tell which prompt they belong to: what follows them is never found",
-        stored=_orphaned,
+        stored=lambda rank, event: (
+            bool(event.block_hashes and event.parent_block_hash is not None)
+            and event.parent_block_hash not in rank.known
+        ),
         needs_all=True,
     ),
     Row(
         "never_stored",
         "removals of blocks that were not stored",
         "it is told to forget what it does not have: an index that counts copies goes wrong by one",
-        removed=_never_stored,
+        removed=lambda rank, event: (
+            event.medium not in rank.unsure
+            and sum(name not in rank.held[_place(event)] for name in event.block_hashes)
+        ),
         needs_all=True,
     ),
     Row(
@@ -233,7 +204,7 @@ ROWS = (
         "blocks stored again in a group that holds them",
         "an index that keeps a set drops the block at the first removal though a copy is left: count copies",
         "vLLM stores a copy for each request that computed the block, and removes each",
-        stored=_twice,
+        stored=lambda rank, event: sum(name in rank.held[_place(event)] for name in event.block_hashes),
         needs_all=True,
     ),
     Row(
@@ -247,7 +218,9 @@ ROWS = (
         "an index that pairs hashes with tokens in their order places blocks wrongly; one that takes the group for "
         "whole counts hits that cannot come",
         "vLLM keeps only the blocks that a later prompt can hit, of sliding windows and states, and does not say which",
-        stored=_sparse,
+        stored=lambda _, event: (
+            _place(event)[0] == GPU and len(event.block_hashes) * event.block_size < len(event.token_ids)
+        ),
     ),
     Row(
         "silent_groups",
@@ -260,14 +233,18 @@ ROWS = (
         "an index that places blocks by their tokens drops them: the tier is invisible to it",
         "vLLM's OffloadingConnector leaves them out unless `self_describing_kv_events` is on, and for groups with "
         "windows or states",
-        stored=_blank,
+        stored=lambda _, event: (
+            _place(event)[0] != GPU and not (event.block_hashes and event.token_ids and event.block_size)
+        ),
     ),
     Row(
         "removed_by_tier",
         "removals from one tier of blocks that another tier holds",
         "an index that takes them for removals of the block loses what the server can still load",
         "vLLM publishes each tier's own removals: `medium` says of which",
-        removed=_from_one_tier,
+        removed=lambda rank, event: sum(
+            bool(rank.media(name) - {_place(event)[0]}) for name in event.block_hashes
+        ),
     ),
     Row(
         "late",
@@ -319,9 +296,11 @@ class Audit:
     """The most of all ranks, by the numbers of their batches."""
     begun: int = 0
     """Restarts by /metrics."""
+    unanswered: int = 0
+    """Questions for /metrics without an answer."""
     most: int = 0
     last: Scrape | None = None
-    _again: dict[int, int] = field(default_factory=dict)
+    _again: Counter[int] = field(default_factory=Counter)
     """Restarts by rank."""
     _reopened: set[int] = field(default_factory=set)
     """Ranks whose events have other addresses since a restart."""
@@ -376,14 +355,14 @@ class Audit:
         seen.times += times
 
     def _restarted(self, number: int, rank: Rank, events: Sequence[object]) -> None:
-        self._again[number] = self._again.get(number, 0) + 1
+        self._again[number] += 1
         self.restarts = max(self._again.values())
-        stale = sum(len(names) for groups in rank.held.values() for names in groups.values())
+        stale = sum(map(len, rank.held.values()))
         if not (events and isinstance(events[0], Cleared)):
             numbers = f"rank {number}: after batch {rank.number} the numbers began again at 0"
             self.find("restart", 1, f"{numbers}, and {count(stale)} blocks were never removed")
-        self.ranks[number].clear()
-        self.ranks[number].number = -1
+        rank.clear()
+        rank.number = -1
         self._base = None
         self._asked.clear()
 
@@ -409,7 +388,7 @@ class Audit:
         if computed is None or answered is None:
             return False
         computed -= sum(scrape.get(f"{kind}prefix_cache_hits") or 0.0 for kind in ("", "external_"))
-        published = float(sum(max(rank.spans.values(), default=0) for rank in self.ranks.values()))
+        published = float(sum(max(rank.tokens.values(), default=0) for rank in self.ranks.values()))
         idle = scrape.get("num_requests_running") == 0 == scrape.get("num_requests_waiting")
         if self._base is None and (self._from_start or idle):
             self._base = (0.0, 0.0, 0.0) if self._from_start else (computed, answered, published)
@@ -473,7 +452,7 @@ class Audit:
         yield "silent_groups", Seen(len(silent), "; ".join(silent))
 
     def _pool(self) -> int:
-        return (self.last.blocks or 0) if self.last is not None and not _unit(self.last) else 0
+        return (self.last.blocks or 0) if self.last is not None and not self.last.match_unit else 0
 
     def unchecked(self) -> dict[str, str]:
         """Return why findings could not be looked for."""
@@ -483,7 +462,7 @@ class Audit:
             why = "batches are missing" if "lost" in blind else "the server's first batches are not known"
             reasons |= {row.name: why for row in ROWS if row.needs_all}
         if not self._pool():
-            unit = self.last is not None and _unit(self.last)
+            unit = self.last is not None and self.last.match_unit
             reasons["overfull"] = "a block has several names" if unit else "/metrics does not have the pool"
         elif "lost" in blind:
             reasons["overfull"] = "batches are missing"
@@ -494,17 +473,13 @@ class Audit:
         return {name: why for name, why in reasons.items() if name not in self.seen}
 
 
-def _unit(scrape: Scrape) -> bool:
-    return scrape.cache.get("prefix_match_unit", "None").isdecimal()
-
-
 def _silent(rank: Rank) -> Iterator[str]:
-    if not rank.events or max(rank.events.values()) < FEWEST:
+    if max(rank.events.values(), default=0) < FEWEST:
         return
     for group in range(max(rank.events) + 1):
-        if not rank.hashes.get(group):
-            events = rank.events.get(group, 0)
-            yield f"group {group} ({rank.kinds.get(group, 'never named')}): {count(events)} events, no block"
+        if not rank.blocks[group]:
+            kind = rank.kinds.get(group, "never named")
+            yield f"group {group} ({kind}): {count(rank.events[group])} events, no block"
 
 
 def _example(received: Received, event: Stored | Removed) -> str:
@@ -520,23 +495,17 @@ def _example(received: Received, event: Stored | Removed) -> str:
     return f"{where}: {count(len(names))} blocks stored{first}{after}, {tokens}"
 
 
-def names_of(texts: Sequence[str]) -> list[str]:
-    """Return the names of findings that a user lists."""
-    wrong = next((name for name in texts if name not in NAMES), None)
-    if wrong is not None:
-        raise UsageError(f"{one_line(wrong)!r} is no finding of --audit", f"they are {', '.join(NAMES)}")
-    return list(texts)
-
-
 def audit_server(server: Server, listen: Named, seconds: float, allowed: Sequence[str] = ()) -> Audited:
     """Audit a server's events for some seconds, after their history. KvtuneError (2) if that cannot be done."""
     try:
-        return _audited(server, listen, seconds, names_of(allowed))
+        return _audited(server, listen, seconds, allowed)
     except KvtuneError as error:
         raise KvtuneError(error.message, error.hint, EXIT_USAGE) from None
 
 
 def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[str]) -> Audited:
+    if wrong := [name for name in allowed if name not in NAMES]:
+        raise UsageError(f"{one_line(wrong[0])!r} is no finding of --audit", f"they are {', '.join(NAMES)}")
     publishers = server.event_sources() or sources_named(listen)
     audit, vllm, scrape = Audit(), server.version(), server.scrape()
     audit.look(scrape)
@@ -547,36 +516,7 @@ def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[st
             f"{server.base} publishes no KV events",
             "start it with --kv-events-config, as docs/watch.md says; before vLLM 0.31 add --events tcp://HOST:PORT",
         )
-    reader = _reading(audit, publishers, server, listen)
-    begun = scraped = 0.0
-    unanswered = 0
-    try:
-        while not begun or not over(audit, begun + seconds):
-            if not begun and reader.ready.is_set():
-                begun = time.monotonic()
-            for received in reader.take():
-                audit.add(received)
-            if reader.problem:
-                raise KvtuneError(f"the events cannot be read: {reader.problem}", "run the audit again")
-            if begun and time.monotonic() > scraped + LOOK_S:
-                scraped = time.monotonic()
-                try:
-                    anew = audit.look(server.scrape())
-                    sources = server.event_sources() if anew else {}
-                except KvtuneError:  # a restart may be what is looked for
-                    unanswered += 1
-                    continue
-                if sources and sources != publishers:
-                    reader.close()
-                    audit.reopen()
-                    publishers = sources
-                    reader = _reading(audit, publishers, server, listen)
-            time.sleep(TAKE_S)
-        for received in reader.take():
-            audit.add(received)
-        notes = reader.notes()
-    finally:
-        reader.close()
+    notes = _read(audit, publishers, server, listen, seconds)
     findings = audit.findings(allowed)
     if not audit.batches and not findings:
         raise KvtuneError(
@@ -587,8 +527,8 @@ def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[st
         notes.append(
             f"kvtune itself had no room for {count(audit.dropped)} batches, and asked for them again"
         )
-    if unanswered:
-        notes.append(f"{count(unanswered)} questions for /metrics got no answer")
+    if audit.unanswered:
+        notes.append(f"{count(audit.unanswered)} questions for /metrics got no answer")
     return Audited(
         url=server.base,
         at=time.time(),
@@ -608,6 +548,41 @@ def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[st
     )
 
 
+def _read(
+    audit: Audit, publishers: Mapping[int, Source], server: Server, listen: Named, seconds: float
+) -> list[str]:
+    """Take events and scrapes for some seconds after the history. Return what the reader has to say of them."""
+    reader = _reading(audit, publishers, server, listen)
+    begun = scraped = 0.0
+    try:
+        while not begun or not over(audit, begun + seconds):
+            if not begun and reader.ready.is_set():
+                begun = time.monotonic()
+            for received in reader.take():
+                audit.add(received)
+            if reader.problem:
+                raise KvtuneError(f"the events cannot be read: {reader.problem}", "run the audit again")
+            if begun and time.monotonic() > scraped + LOOK_S:
+                scraped = time.monotonic()
+                try:
+                    anew = audit.look(server.scrape())
+                    sources = server.event_sources() if anew else {}
+                except KvtuneError:  # a restart may be what is looked for
+                    audit.unanswered += 1
+                    continue
+                if sources and sources != publishers:
+                    reader.close()
+                    audit.reopen()
+                    publishers = sources
+                    reader = _reading(audit, publishers, server, listen)
+            time.sleep(TAKE_S)
+        for received in reader.take():
+            audit.add(received)
+        return reader.notes()
+    finally:
+        reader.close()
+
+
 def over(_: Audit, end: float) -> bool:
     """Whether the audit has taken its time. Tests end it when it has read what they published."""
     return time.monotonic() >= end
@@ -623,10 +598,8 @@ def document(answer: Audited) -> Document:
     """Return the answer: a table of the findings, then of each what it means for an index."""
     open_ = sum(not each.allowed for each in answer.findings)
     allowed = len(answer.findings) - open_
-    words = f"{open_ or 'no'} finding{'' if open_ == 1 else 's'}" + (
-        f" ({allowed} allowed)" if allowed else ""
-    )
-    vllm = f"vLLM {answer.vllm}".strip() if answer.vllm else "vLLM"
+    words = f"{open_ or 'no'} finding{'' if open_ == 1 else 's'}{f' ({allowed} allowed)' if allowed else ''}"
+    vllm = f"vLLM {answer.vllm}".strip()
     return Document(
         name="kvtune watch --audit",
         subject=answer.url,

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,8 @@ UNKNOWN = -1
 Space = tuple[str, str]
 """LoRA adapter and cache salt of a prompt, "" if it has none. Prompts of different spaces share no block."""
 NO_SPACE: Space = ("", "")
+After = Hash | list[tuple[bytes, Hash]]
+"""One block alone, as nearly always; or several, by their tokens."""
 NEVER = 1 << 62
 WIDTHS = 8
 CUTS = 256
@@ -150,12 +152,10 @@ class Blocks:
         self._unrooted = 1 << 60
         """Depth of the next chain whose beginning is not seen: above those seen, below those that came before it."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
-        self._next: dict[Hash, Hash] = {}
-        """The block after each block that has one alone, as nearly all have."""
-        self._forks: dict[Hash, list[tuple[bytes, Hash]]] = {}
-        """The blocks after each block that has had several, sorted by their tokens."""
-        self.roots: dict[Space, list[tuple[bytes, Hash]]] = {}
-        """The blocks that begin the prompts of each space, sorted by their tokens."""
+        self._next: dict[Hash, After] = {}
+        """What follows each block."""
+        self.roots: dict[Space, After] = {}
+        """The blocks that begin the prompts of each space."""
         self.tier: Counter[Hash] = Counter()
         """The blocks that tiers below the pool hold, by their own events: how many tiers."""
         self.tiered = False
@@ -165,37 +165,19 @@ class Blocks:
         """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
         self.step += 1
         self._widths.append(0)
-        open_: list[Stored] = []
         below: list[Stored | Removed] = []
-        for event in batch.events:
-            if not isinstance(event, Cleared) and event.medium not in (None, GPU):
-                below.append(event)
-                continue
-            if isinstance(event, Stored):
-                if open_ and not _same_stretch(open_, event):
-                    yield from self._finished(open_, batch.ts)
-                    open_ = []
-                open_.append(event)
-                continue
-            if open_:
-                yield from self._finished(open_, batch.ts)
-                open_ = []
+        for event in _together(batch.events, below):
             if isinstance(event, Cleared):
                 self.clear()
-            else:
+            elif isinstance(event, Removed):
                 self._remove(event, batch.ts, evicted)
-        if open_:
-            yield from self._finished(open_, batch.ts)
-        for event in below:  # what a prompt of this step found below, was there before
-            self._below(event)
-
-    def _finished(self, events: Sequence[Stored], time_s: float) -> Iterator[Stretch]:
-        stretch = self._stretch(events, time_s)
-        if stretch is not None:
-            self._widths[-1] += stretch.block_size * len(stretch.hashes)
-            self._widest = max(self._widest, self._widths[-1])
-            yield stretch
-            self._store(stretch)
+            elif (stretch := self._stretch(event, batch.ts)) is not None:
+                self._widths[-1] += stretch.block_size * len(stretch.hashes)
+                self._widest = max(self._widest, self._widths[-1])
+                yield stretch
+                self._store(stretch)
+        for lower in below:  # what a prompt of this step found below, was there before
+            self._below(lower)
 
     def filled(self, step: int, size: int) -> bool:
         """Whether a recent step computed so many tokens that it may have cut a prompt into chunks.
@@ -222,7 +204,7 @@ class Blocks:
         first = whole[-1]
         size = first.block_size
         text, step = packed(first.token_ids), 4 * size
-        pieces = tuple(text[time_s : time_s + step] for time_s in range(0, len(text), step))
+        pieces = tuple(text[start : start + step] for start in range(0, len(text), step))
         stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
         parent = None if first.parent_block_hash is None else self.known.get(first.parent_block_hash)
         return Stretch(
@@ -253,15 +235,12 @@ class Blocks:
 
     def _store(self, stretch: Stretch) -> None:
         parent = self.known.get(stretch.parent) if stretch.parent is not None else None
-        end = 0 if stretch.parent is None else parent.end if parent is not None else UNKNOWN
-        root = parent.root if parent is not None else stretch.hashes[0]
+        end, root, depth = 0, stretch.hashes[0], 0
         if parent is not None:
-            depth = parent.depth
-        elif stretch.parent is None:
-            depth = 0
-        else:
+            end, root, depth = parent.end, parent.root, parent.depth
+        elif stretch.parent is not None:
             self._unrooted -= SPAN
-            depth = self._unrooted
+            end, depth = UNKNOWN, self._unrooted
         before, size, time_s = stretch.parent, stretch.block_size, stretch.at
         blocks, gone = self.known, self._gone
         contents = stretch.contents or repeat(0)
@@ -303,38 +282,31 @@ class Blocks:
                 self._let_go(name)
 
     def _link(self, name: Hash, block: Block) -> None:
-        parent = block.parent
-        if parent is None:
-            row = self.roots.setdefault(block.space, [])
-        elif parent in self._forks:
-            row = self._forks[parent]
-        elif (only := self._next.setdefault(parent, name)) == name:
+        rows: dict[Any, After] = self.roots if block.parent is None else self._next
+        key = block.space if block.parent is None else block.parent
+        after = rows.setdefault(key, name)
+        if after == name:
             return
-        else:
-            del self._next[parent]
-            row = self._forks[parent] = [(self.known[only].tokens, only)]
-        insort(row, (block.tokens, name), key=itemgetter(0))
+        if not isinstance(after, list):
+            after = rows[key] = [(self.known[after].tokens, after)]
+        insort(after, (block.tokens, name), key=itemgetter(0))
 
     def _unlink(self, name: Hash, block: Block) -> None:
-        parent = block.parent
-        if parent is not None and self._next.pop(parent, None) is not None:
+        rows: dict[Any, After] = self.roots if block.parent is None else self._next
+        key = block.space if block.parent is None else block.parent
+        after = rows[key]
+        if not isinstance(after, list) or len(after) == 1:
+            del rows[key]
             return
-        row = self.roots[block.space] if parent is None else self._forks[parent]
-        index = bisect_left(row, block.tokens, key=itemgetter(0))
-        while row[index][1] != name:
+        index = bisect_left(after, block.tokens, key=itemgetter(0))
+        while after[index][1] != name:
             index += 1
-        del row[index]
-        if not row and parent is None:
-            del self.roots[block.space]
-        elif not row and parent is not None:
-            del self._forks[parent]
+        del after[index]
 
     def _after(self, parent: Hash | None, space: Space) -> Sequence[tuple[bytes, Hash]]:
         """Return the known blocks after this one (None: those that begin a prompt), sorted by their tokens."""
-        if parent is None:
-            return self.roots.get(space, ())
-        only = self._next.get(parent)
-        return self._forks.get(parent, ()) if only is None else ((self.known[only].tokens, only),)
+        after = self.roots.get(space, []) if parent is None else self._next.get(parent, [])
+        return after if isinstance(after, list) else ((self.known[after].tokens, after),)
 
     def _remove(self, event: Removed, time_s: float, evicted: Evicted) -> None:
         group = event.group_idx or 0
@@ -513,8 +485,27 @@ def _boundary(masks: Sequence[int], end: int, needs: int, bit: int) -> int:
     return run
 
 
-def _same_stretch(events: Sequence[Stored], event: Stored) -> bool:
-    last = events[-1]
+def _together(
+    events: Sequence[Stored | Removed | Cleared], below: list[Stored | Removed]
+) -> Iterator[list[Stored] | Removed | Cleared]:
+    """Yield the events of the pool; those of one stretch in a list. The events of tiers below it go to `below`."""
+    run: list[Stored] = []
+    for event in events:
+        if not isinstance(event, Cleared) and event.medium not in (None, GPU):
+            below.append(event)
+            continue
+        if run and not (isinstance(event, Stored) and _same_stretch(run[-1], event)):
+            yield run
+            run = []
+        if isinstance(event, Stored):
+            run.append(event)
+        else:
+            yield event
+    if run:
+        yield run
+
+
+def _same_stretch(last: Stored, event: Stored) -> bool:
     return (
         last.parent_block_hash == event.parent_block_hash
         and (event.group_idx or 0) > (last.group_idx or 0)

@@ -35,8 +35,12 @@ MOST_BYTES = 8 << 20
 """Largest answer. /metrics of one engine has 54 kB."""
 MOST_TOKENS_BYTES = 64 << 20
 """Largest answer of /tokenize and /detokenize."""
+VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""What httpx takes from the environment."""
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 JSON = TypeVar("JSON")
+Fields = Mapping[str, Any] | None
+"""Of a JSON body; None: a question without one."""
 
 
 def lookup(host: str, port: int) -> list[str]:
@@ -109,16 +113,6 @@ class StatusError(KvtuneError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    content: bytes
-
-    @property
-    def text(self) -> str:
-        return self.content.decode(errors="replace")
-
-
 @dataclass
 class Client:
     """A client of one server. `headers` are sent with every request. `insecure`: certificates are not checked."""
@@ -149,9 +143,10 @@ class Client:
                 transport=self.transport,
             )
         except Exception as error:  # of the proxies' variables, or of the certificates' files
+            names = [name for each in VARIABLES for name in (each, each.lower()) if os.environ.get(name)]
             raise UsageError(
                 f"the settings for HTTP cannot be used: {self._hidden(reason(error))}",
-                f"look at {', '.join(_settings()) or 'the proxy and the certificates of this machine'}",
+                f"look at {', '.join(names) or 'the proxy and the certificates of this machine'}",
             ) from None
         self._loop = asyncio.new_event_loop()
 
@@ -161,21 +156,20 @@ class Client:
                 self._wait(self._http.aclose())
             self._loop.close()
 
-    def get(self, path: str) -> Answer:
-        return self.ask("GET", path, None, GET_S, MOST_BYTES)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
-        return self.ask("POST", path, body, self.post_s, MOST_TOKENS_BYTES)
-
     def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float, most: int
-    ) -> Answer:
-        """Return the answer if its status is 200. KvtuneError for any other, and for whatever else goes wrong."""
+        self, path: str, body: Fields = None, *, seconds: float | None = None, most: int | None = None
+    ) -> bytes:
+        """Return the answer if its status is 200: to a POST of the `body`, to a GET without.
+
+        KvtuneError for any other, and for whatever else goes wrong.
+        """
         import httpx
 
         address = self.base + path
+        seconds = seconds or (GET_S if body is None else self.post_s)
+        most = most or (MOST_BYTES if body is None else MOST_TOKENS_BYTES)
         try:
-            status, target, content = self._wait(self._answer(method, address, body, seconds, most))
+            status, target, content = self._wait(self._answer(address, body, seconds, most))
         except KvtuneError:
             raise
         except TimeoutError:
@@ -184,18 +178,21 @@ class Client:
                 "check the address, or try again under less load",
             ) from None
         except httpx.TransportError as error:
-            raise self._unreachable(error) from None
+            raise KvtuneError(*self._unreachable(error)) from None
         except Exception as error:
             raise KvtuneError(f"{address}: {self._hidden(reason(error))}", "check the address") from None
-        if status == 200:
-            return Answer(status, content)
-        refused = self._refused(address, status, target)
-        raise StatusError(status, refused.message, refused.hint)
+        if status != 200:
+            raise StatusError(status, *self._refused(address, status, target))
+        return bytes(content)
 
-    def read(self, answer: Answer, path: str, kind: type[JSON]) -> JSON:
+    def json(self, path: str, kind: type[JSON], body: Fields = None, **limits: Any) -> JSON:
+        """Return the JSON of the answer to a question (see `ask`) as `kind`."""
+        return self.read(self.ask(path, body, **limits), path, kind)
+
+    def read(self, answer: bytes, path: str, kind: type[JSON]) -> JSON:
         """Return the answer's JSON as `kind`. KvtuneError if it is something else."""
         try:
-            return decode_json_as(answer.content, kind)
+            return decode_json_as(answer, kind)
         except ValueError as error:
             what = "JSON of another kind" if isinstance(error, msgspec.ValidationError) else "no JSON"
             raise KvtuneError(
@@ -214,90 +211,80 @@ class Client:
                     self._loop.run_until_complete(task)
             raise
 
-    async def _answer(
-        self, method: str, address: str, body: Mapping[str, Any] | None, seconds: float, most: int
-    ) -> tuple[int, str, bytes]:
+    async def _answer(self, address: str, body: Fields, seconds: float, most: int) -> tuple[int, str, bytes]:
+        method = "GET" if body is None else "POST"
         async with asyncio.timeout(seconds), self._http.stream(method, address, json=body) as answer:
             raw = bytearray()
             async for chunk in answer.aiter_raw():
                 raw += chunk
                 if len(raw) > most:
-                    raise _large(address, most)
+                    what = f"answers with more than {most >> 20} MiB"
+                    raise KvtuneError(f"{address} {what}", "check that the URL is a vLLM server's")
             if answer.status_code != 200:
                 return answer.status_code, answer.headers.get("Location", ""), b""
-            return 200, "", _unpacked(bytes(raw), answer.headers.get("Content-Encoding", ""), address, most)
+            try:  # a gateway may have compressed it, unasked
+                return 200, "", unpack(bytes(raw), answer.headers.get("Content-Encoding", ""), most)
+            except ValueError as error:
+                raise KvtuneError(f"{address} answers with {error}", "ask the server itself") from None
 
-    def _refused(self, address: str, status: int, target: str) -> KvtuneError:
+    def _refused(self, address: str, status: int, target: str) -> tuple[str, str]:
+        """Return what is wrong, and what to do."""
         if 300 <= status < 400:
-            return KvtuneError(
+            return (
                 f"{address} sends kvtune on to {self._hidden(_without_more(target))} ({status}); kvtune follows no "
                 "redirect, so that keys and prompts reach only the server that you named",
                 "give that address if the server is yours",
             )
         if status in (401, 403) and "Authorization" in self.headers:
-            return KvtuneError(
+            return (
                 f"{address} does not take this key ({status})",
                 f"{KEY_VARIABLE} is the server's --api-key; a gateway may want its own, or hide the path from everyone",
             )
         if status == 403:
-            return KvtuneError(
+            return (
                 f"{address} is forbidden (403)",
                 "give the server's own address: a gateway often hides /metrics; or a key that may read it, with "
                 f"{KEY_VARIABLE}=KEY or --header 'NAME: VALUE'",
             )
         if status == 401:
-            return KvtuneError(
+            return (
                 f"{address} wants a key ({status})",
                 f"give it with {KEY_VARIABLE}=KEY, or --header 'NAME: VALUE'",
             )
         if status == 404:
-            return KvtuneError(
+            return (
                 f"{address} is not there (404)",
                 "give the server's own address: a gateway often hides /metrics",
             )
-        return KvtuneError(f"{address} answers {status}", "look at the server's log")
+        return (f"{address} answers {status}", "look at the server's log")
 
     def _hidden(self, text: str) -> str:
         return one_line(self._secrets.hide(text))
 
-    def _unreachable(self, error: Exception) -> KvtuneError:
+    def _unreachable(self, error: Exception) -> tuple[str, str]:
         base = self.base
         why = self._hidden(reason(error))
         if "CERTIFICATE_VERIFY_FAILED" in why:
-            return KvtuneError(
+            return (
                 f"{base}: its certificate is not trusted here",
                 "name its authority with SSL_CERT_FILE=FILE, or add --insecure",
             )
         if "WRONG_VERSION_NUMBER" in why or "RECORD_LAYER" in why:
-            return KvtuneError(f"{base} does not speak TLS", f"try http://{base.partition('://')[2]}")
+            return (f"{base} does not speak TLS", f"try http://{base.partition('://')[2]}")
         if base.startswith("http://") and type(error).__name__ in ("RemoteProtocolError", "ReadError"):
-            return KvtuneError(
+            return (
                 f"{base} closed the connection: {why}",
                 f"if it wants TLS: https://{base.partition('://')[2]}",
             )
         if type(error).__name__ == "ProxyError" or _proxy(base):
-            return KvtuneError(
+            return (
                 f"{base} cannot be reached: {why}",
                 f"{_proxy(base) or 'a proxy variable'} is set: NO_PROXY={urlsplit(base).hostname} bypasses the proxy",
             )
-        return KvtuneError(
+        return (
             f"no server answers at {base}: {why}",
             "is it running? `vllm serve` listens on port 8000 by default",
         )
-
-
-def _large(address: str, most: int) -> KvtuneError:
-    return KvtuneError(
-        f"{address} answers with more than {most >> 20} MiB", "check that the URL is a vLLM server's"
-    )
-
-
-def _unpacked(raw: bytes, encoding: str, address: str, most: int) -> bytes:
-    """Return the answer as it was before a gateway compressed it, unasked."""
-    try:
-        return unpack(raw, encoding, most)
-    except ValueError as error:
-        raise KvtuneError(f"{address} answers with {error}", "ask the server itself") from None
 
 
 def _without_more(target: str) -> str:
@@ -308,11 +295,6 @@ def _without_more(target: str) -> str:
         return "an address that is none"
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"[:200] if host else parts.path[:200] or "nowhere"
-
-
-def _settings() -> list[str]:
-    names = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-    return [name for both in names for name in (both, both.lower()) if os.environ.get(name)]
 
 
 def _proxy(base: str) -> str:

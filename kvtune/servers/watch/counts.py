@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvtune.data.causes import UNTOLD
+from kvtune.data.causes import UNHEARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Counts:
     @property
     def untold(self) -> int:
         """Missed tokens of whole blocks of which nobody knows whether they were computed before."""
-        return sum(self.missed[cause] for cause in UNTOLD)
+        return sum(self.missed[cause] for cause in UNHEARD)
 
     def __add__(self, other: Counts) -> Counts:
         return self._each(other, lambda value, another: value + another)

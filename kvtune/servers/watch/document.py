@@ -50,7 +50,7 @@ def document(
     engines = f", {shot.engines} engines" if shot.engines > 1 else ""
     state = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
     if shot.down_since is not None:
-        state = f"   DOWN since {_clock(shot.down_since)}"
+        state = time.strftime("   DOWN since %H:%M:%S", time.localtime(shot.down_since))
     return Document(
         name="kvtune watch",
         subject=shot.url,
@@ -120,10 +120,6 @@ def _part(tally: Tally, tokens: int) -> str:
     return percent(tokens, tally.query_tokens) if tally.query_tokens else DASH
 
 
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
-
-
 def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Iterator[Section]:
     why = ", ".join(f"{name} {number}" for name, number in sorted(shot.waiting_by_reason.items()))
     waiting = _number(shot.waiting) + (f" ({why})" if why else "")
@@ -178,10 +174,8 @@ def regime_section(finding: Finding, name: str = "regime", whose: str = "") -> S
 
 def _hits(shot: Snapshot) -> Section:
     named: dict[str, Period] = {}
-    for (
-        name,
-        period,
-    ) in shot.periods.items():  # by what they span: it may not have been watched for as long yet
+    for name, period in shot.periods.items():
+        # By what they span: it may not have been watched for as long yet.
         short = period.seconds < 0.9 * SPANS.get(name, 0.0)
         named.setdefault(f"{period.seconds:.0f} s" if short else name, period)
     periods = list(named.items())
@@ -202,11 +196,8 @@ def _hits(shot: Snapshot) -> Section:
     ]
     notes = []
     if shot.evicted_blocks_s is not None:
-        age = (
-            f", stored {ms(1000 * shot.evicted_age_s)} before (median)"
-            if shot.evicted_age_s is not None
-            else ""
-        )
+        age_s = shot.evicted_age_s
+        age = "" if age_s is None else f", stored {ms(1000 * age_s)} before (median)"
         held = f"; {count(shot.cached_blocks)} blocks cached" if shot.cached_blocks is not None else ""
         notes.append(f"evicted {shot.evicted_blocks_s:,.1f} blocks/s{age}{held}")
     if last.get(NOT_KEPT) and shot.possible is not None and shot.possible.keeps_more:

@@ -19,7 +19,9 @@ from enum import Enum, auto
 from typing import Annotated, Any
 
 import msgspec
+import zmq
 from msgspec import Meta
+from zmq.utils.monitor import recv_monitor_message
 
 from kvtune.base.errors import KvtuneError, reason
 from kvtune.servers.watch.endpoints import MOST_RANKS, Named, Source, Way, unheard, way
@@ -212,8 +214,6 @@ class Reader:
     _thread: threading.Thread | None = None
 
     def start(self) -> Reader:
-        import zmq
-
         self._context = zmq.Context()
         self._subscribers: dict[Any, int] = {}
         self._monitors: dict[Any, int] = {}
@@ -243,8 +243,6 @@ class Reader:
         return self
 
     def _subscribe(self, rank: int, chosen: Way) -> None:
-        import zmq
-
         socket = self._socket(zmq.SUB)
         self._subscribers[socket] = rank
         kinds = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -256,8 +254,6 @@ class Reader:
             socket.connect(chosen.connect)
 
     def _socket(self, kind: int) -> Any:
-        import zmq
-
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, HEARD)
@@ -305,8 +301,6 @@ class Reader:
         self._context.term()
 
     def _run(self) -> None:
-        import zmq
-
         try:
             self._poller = zmq.Poller()
             for socket in (*self._subscribers, *self._monitors):
@@ -331,9 +325,6 @@ class Reader:
 
     def _hear(self, wait_ms: int) -> None:
         """Take what the sockets have: changes of connections, and live messages."""
-        import zmq
-        from zmq.utils.monitor import recv_monitor_message
-
         for socket, _ in self._poller.poll(wait_ms):
             if socket in self._monitors:
                 event = recv_monitor_message(socket)["event"]
@@ -425,8 +416,6 @@ class Reader:
 
     def _ask(self, rank: int, endpoint: str, before: int | None, end: float) -> Asked:
         """Ask once. Batch `last` is asked for again: if it has another time now, the server was restarted."""
-        import zmq
-
         stream = self.streams[rank]
         start = max(0, stream.last)
         with self._socket(zmq.DEALER) as socket:

@@ -53,8 +53,6 @@ MOST = 1 << 53
 """Largest value that is believed: beyond it, a float does not count by one."""
 LONGEST = 300
 """Longest text of a label that is kept, in characters."""
-
-
 MOST_SETTINGS = 4_000
 """Longest text of the core's settings that is read, in characters."""
 
@@ -89,14 +87,24 @@ class Scrape:
     def get(self, name: str) -> float | None:
         return self.values.get(name)
 
+    def number(self, label: str) -> int | None:
+        """Return the number of a label of cache_config_info; None if it has none."""
+        text = self.cache.get(label, "")
+        return int(text) if text.isdecimal() and len(text) <= len(str(MOST)) else None
+
     @property
     def blocks(self) -> int | None:
         """Blocks of all engines' pools together: each engine reports this sum."""
-        return _whole(self.cache.get("num_gpu_blocks"))
+        return self.number("num_gpu_blocks")
 
     @property
     def block_size(self) -> int | None:
-        return _whole(self.cache.get("block_size"))
+        return self.number("block_size")
+
+    @property
+    def match_unit(self) -> int:
+        """The tokens of --prefix-match-unit; 0 if the server has none: then hits are whole blocks."""
+        return self.number("prefix_match_unit") or 0
 
 
 OF_VLLM = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
@@ -113,10 +121,6 @@ def wanted(text: str) -> str:
     return "\n".join([*kept, ""])
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) <= len(str(MOST)) else None
-
-
 def _count(name: str, value: float) -> float:
     if not 0 <= value <= MOST:  # NaN is in no range
         raise WrongValue(f"{name} is {value}")
@@ -126,13 +130,6 @@ def _count(name: str, value: float) -> float:
 def _said(text: str) -> str:
     """Return a label's text as it may be shown anywhere: on one line, and short."""
     return one_line(text)[:LONGEST]
-
-
-def _bound(text: str) -> float:
-    bound = float(text)
-    if math.isnan(bound):
-        raise WrongValue("a bucket's bound is NaN")
-    return bound
 
 
 def read(text: str, time_s: float) -> Scrape:
@@ -168,7 +165,8 @@ def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], time_s: f
             cache = cache or {label: _said(text) for label, text in labels.items()}
         elif name.endswith("_bucket"):
             bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
-            bound = _bound(labels["le"])
+            if math.isnan(bound := float(labels["le"])):
+                raise WrongValue("a bucket's bound is NaN")
             bounds[bound] = bounds.get(bound, 0.0) + value
         elif "reason" in labels and name.startswith("num_requests_waiting"):
             reason = _said(labels["reason"])

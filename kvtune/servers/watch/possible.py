@@ -16,8 +16,6 @@ from kvtune.servers.watch.metrics import DRAFTS, Between, Scrape
 PROMPTS = "request_prompt_tokens"
 ONLY_ENDS = "0"
 """The label of --prefix-cache-retention-interval where vLLM keeps windows and states at the ends of prompts only."""
-
-
 STATES = "the recurrent states"
 
 
@@ -43,8 +41,8 @@ def possible(between: Between, shape: ModelShape | None, longest: int, event_blo
     last = between.last
     enabled = last.cache.get("enable_prefix_caching")
     caching = None if enabled is None else enabled == "True"
-    unit = _number(last, "prefix_match_unit") or max(last.block_size or 0, event_block) or None
-    exact = shape is not None or bool(event_block) or bool(_number(last, "prefix_match_unit"))
+    unit = last.match_unit or max(last.block_size or 0, event_block) or None
+    exact = shape is not None or bool(event_block) or bool(last.match_unit)
     share = _short_share(last, unit) if unit and caching else None
     ends = list(_kept_at_ends(last, shape)) if caching else []
     block = max(last.block_size or 0, event_block)
@@ -73,7 +71,7 @@ def _lines(made: Possible, between: Between, longest: int) -> Iterator[str]:
         )
         yield made.keeps_more
     if preempted := between.counted("num_preemptions"):
-        most = longest or _number(last, "kv_cache_size_tokens")
+        most = longest or last.number("kv_cache_size_tokens")
         cost = f": at most {count(preempted * most)} tokens were computed again for it" if most else ""
         yield f"{count(preempted)} preemptions in the last {between.seconds:.0f} s{cost}"
     if made.caching:
@@ -97,13 +95,9 @@ def _keeps_more(last: Scrape, ends: list[str], block: int) -> str:
     """Return the flags that keep windows or states at more places, and the command that replays what they bring."""
     if STATES not in ends:
         return "--prefix-cache-retention-interval keeps more windows, kvtune's core those where prompts go on"
-    whole = (
-        f"both the same multiple of a block, {count(block)} tokens"
-        if block
-        else "both the same multiple of a block"
-    )
+    whole = f"both the same multiple of a block{f', {count(block)} tokens' if block else ''}"
     parts = [f"--prefix-cache-retention-interval with --max-num-batched-tokens, {whole}, keeps more states"]
-    if not _number(last, "prefix_match_unit"):
+    if not last.match_unit:
         parts.append("--prefix-match-unit hits closer to a prompt's end where it is sent again or goes on")
     if last.get(DRAFTS) is not None:
         parts.append(
@@ -120,8 +114,3 @@ def _short_share(last: Scrape, unit: int) -> float | None:
     if not total:
         return None
     return max((number for bound, number in bounds.items() if bound <= unit), default=0.0) / total
-
-
-def _number(scrape: Scrape, label: str) -> int:
-    text = scrape.cache.get(label, "")
-    return int(text) if text.isdecimal() and len(text) < 16 else 0

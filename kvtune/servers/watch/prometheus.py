@@ -6,6 +6,7 @@ Out: an `Hour`. The hour is cut into slices; of each slice the samples are judge
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column, one_line
 from kvtune.data.tally import Hits
-from kvtune.servers.watch.client import MOST_TOKENS_BYTES, Client, SilentError, StatusError
+from kvtune.servers.watch.client import MOST_TOKENS_BYTES, Client, StatusError
 from kvtune.servers.watch.document import regime_section
 from kvtune.servers.watch.metrics import (
     LABELS_OF_CACHE,
@@ -111,7 +112,7 @@ class Hour(msgspec.Struct, frozen=True):
 def read_hour(client: Client, job: str, now: float, limits: Limits) -> Hour:
     """Ask for the hour before `now`. KvtuneError if Prometheus has nothing of the job, or answers anything else."""
     now = float(int(now))  # Prometheus counts milliseconds: samples lie at the ends of slices
-    quoted = _quoted(job)
+    quoted = json.dumps(job, ensure_ascii=False)
     alive = _asked(client, f"group by (instance) ({PREFIX}{ALIVE}{{job={quoted}}})", now, HOUR_S)
     names = sorted({series.metric.get("instance", "") for series in alive})
     if not names:
@@ -124,7 +125,7 @@ def read_hour(client: Client, job: str, now: float, limits: Limits) -> Hour:
         notes.append(f"{len(names) - MOST_INSTANCES} more instances were not asked for")
     series = "|".join(map(re.escape, SERIES))
     for name in names[:MOST_INSTANCES]:
-        where = f'job={quoted},instance={_quoted(name)},__name__=~"{PREFIX}({series})"'
+        where = f'job={quoted},instance={json.dumps(name, ensure_ascii=False)},__name__=~"{PREFIX}({series})"'
         scrapes = _scrapes(client, _asked(client, f"{{{where}}}", now, STEP_S))
         instances.append(instance_of(name, scrapes, now, limits))
     return Hour(client.base, job, now, instances, notes)
@@ -198,21 +199,13 @@ def _asked(client: Client, query: str, now: float, step: float) -> list[_Series]
     words = {"query": query, "start": f"{now - HOUR_S:.3f}", "end": f"{now:.3f}", "step": f"{step:g}"}
     path = "/api/v1/query_range"
     try:
-        answer = client.ask("GET", f"{path}?{urlencode(words)}", None, ANSWER_S, MOST_TOKENS_BYTES)
+        answer = client.ask(f"{path}?{urlencode(words)}", seconds=ANSWER_S, most=MOST_TOKENS_BYTES)
         return client.read(answer, path, _Answer).data.result
-    except SilentError:
-        raise
     except StatusError as error:
         raise KvtuneError(
             f"{client.base}{path} answers {error.status}",
             "give Prometheus' own address, e.g. http://HOST:9090; a key: KVTUNE_API_KEY=KEY or --header",
         ) from None
-
-
-def _quoted(text: str) -> str:
-    """Return a label's value as PromQL writes it."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def document(hour: Hour) -> Document:

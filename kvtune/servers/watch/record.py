@@ -104,7 +104,7 @@ class Recorded:
     def begin(cls, watched: Watched, shot: Snapshot) -> Recorded:
         """Begin with a server's first look. Its lists of prefixes and of differences begin now."""
         watched.begin_lists()
-        fresh = watched.last[0].get("prefix_cache_queries") == 0
+        fresh = watched.scrape.get("prefix_cache_queries") == 0
         return cls(watched, shot, watched.server.longest(), watched.account.resets, fresh)
 
     def keep(self, shot: Snapshot, t_s: float) -> None:
@@ -118,13 +118,8 @@ class Recorded:
         return self.watched.keep or []
 
     @property
-    def told(self) -> bool:
-        """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
-        return self.watched.totals.told and not self.watched.match_unit
-
-    @property
     def heard(self) -> bool:
-        return self.told and self.last.events.state == "on"
+        return self.watched.told and self.last.events.state == "on"
 
     @property
     def lives(self) -> list[Life]:
@@ -132,8 +127,8 @@ class Recorded:
 
     def served(self, rows: Sequence[Logged]) -> Served:
         """Return these requests of a log with the server's events, or without where these do not tell causes."""
-        size = self.watched.match_unit or self.watched.block or self.last.block_size or 1
-        if self.batches and self.told and (self.heard or any(row.hit < 0 for row in rows)):
+        size = self.watched.scrape.match_unit or self.watched.account.block_size or self.last.block_size or 1
+        if self.batches and self.watched.told and (self.heard or any(row.hit < 0 for row in rows)):
             return Served(self.batches, rows, Cache(self.last.events.complete), size, (), self.fresh)
         restarts = [life.ended for life in self.watched.ended]
         return Served((), rows, None, size, restarts, self.fresh)
@@ -157,7 +152,7 @@ class Recorded:
             loaded_tokens=sum(life.period.loaded_tokens for life in lives),
             parts=[_part(life, begun) for life in lives] if len(lives) > 1 else [],
             logged=sum(answer.tally is not None for answer in answered),
-            by_log=not self.told,
+            by_log=not self.watched.told,
             reported=len(reported),
             agree=sum(answer.exact for answer in reported),
             prefixes=last.prefixes,
@@ -166,7 +161,7 @@ class Recorded:
 
     def engine(self, allowed: Allowed) -> tuple[EngineInfo, list[str]]:
         """Return what is known of its engine, and the names of values that a replay does not know."""
-        last, labels = self.last, self.watched.cache
+        last, labels = self.last, self.watched.scrape.cache
         blocks = (last.pool_blocks or 0) // max(1, last.engines)
         pool = {"num_gpu_blocks": str(blocks)} if blocks else {}
         args, others = allowed(_flags({**labels, **pool}, self.longest))
@@ -309,7 +304,7 @@ def run_of(
         started_at=datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(timespec="seconds"),
         model=shot.model,
         workload=describe_load(log, rows, begun, end),
-        core=_core(each[0].watched.core),
+        core=_core(each[0].watched.scrape.core),
         engine=engine,
         valid=Validity(timings=True, why=""),
         wall_s=wall_s,
@@ -423,7 +418,7 @@ def _pools(servers: Sequence[Watched]) -> tuple[int, int]:
     groups = {group for blocks in ranks for group in blocks.groups.values()}
     if len(groups) != 1 or any(group.kind != FULL or group.window for group in groups):
         return 0, 0
-    scrapes = [watched.last[0] for watched in servers]
+    scrapes = [watched.scrape for watched in servers]
     blocks = sum((scrape.blocks or 0) - scrape.engines for scrape in scrapes)  # each engine keeps one back
     return max(0, blocks), next(iter(groups)).block_size
 
@@ -448,7 +443,7 @@ def _flags(labels: dict[str, str], longest: int) -> list[str]:
     return [word for flag, value in flags.items() for word in (f"--{flag}", value)]
 
 
-def _settings(labels: dict[str, str]) -> dict[str, object]:
+def _settings(labels: Mapping[str, str]) -> dict[str, object]:
     settings: dict[str, object] = {
         "enable_prefix_caching": labels.get("enable_prefix_caching", "True") == "True",
         "prefix_caching_hash_algo": labels.get("prefix_caching_hash_algo", ""),

@@ -32,6 +32,9 @@ Case = Literal["seats", "steps", "pool", ""]
 PROMPTS = "request_prompt_tokens"
 STEPS = "iteration_tokens_total"
 REQUESTS = "e2e_request_latency_seconds"
+NO_SPLIT = (
+    "how a step's time is divided between device and host is in no metric: `kvtune profile` measures it"
+)
 GIVE = "give the server's: --max-num-seqs, --max-num-batched-tokens (vLLM's GET /server_info has them, if it is open)"
 
 
@@ -139,12 +142,15 @@ def finding(scrapes: Sequence[Scrape], limits: Limits) -> Finding | None:
         return None
     seen = Seen(scrapes, limits)
     regime, why, refuted_by, *missing = _judged(seen)
-    return Finding(
-        regime, why, list(seen.facts()), refuted_by, missing, len(scrapes), round(seen.between.seconds, 3)
-    )
+    facts, seconds = list(seen.facts()), round(seen.between.seconds, 3)
+    return Finding(regime, why, facts, refuted_by, missing, len(scrapes), seconds)
 
 
 Judged = tuple[Regime, str, str] | tuple[Regime, str, str, str]
+
+
+def _unknown(why: str, missing: str, refuted_by: str = "") -> Judged:
+    return "cannot tell", why, refuted_by, missing
 
 
 class Seen:
@@ -162,9 +168,8 @@ class Seen:
         self.preempted = counted("num_preemptions")
         self.answered = counted("time_to_first_token_seconds_count")
         self.ended, self.ended_s = counted(f"{REQUESTS}_count"), counted(f"{REQUESTS}_sum")
-        engine_s = [
-            counted(f"request_{part}_time_seconds_sum") for part in ("queue", "inference")
-        ]  # both on EngineCore's clock
+        # Both on EngineCore's clock:
+        engine_s = [counted(f"request_{part}_time_seconds_sum") for part in ("queue", "inference")]
         self.front_share: float | None = None
         if self.ended and self.ended_s and None not in engine_s:
             self.front_share = max(0.0, 1 - sum(part or 0.0 for part in engine_s) / self.ended_s)
@@ -201,19 +206,12 @@ class Seen:
             needs.append(1 / fit)
         return min(needs)
 
-    def least_needed(self) -> float:
-        """The share of an engine's pool that the next request needs at least, if it is as long as others were."""
-        pool, block = (self.last.blocks or 0) / self.engines, self.last.block_size or 0
-        return self.computed / block / pool if self.computed and pool and block else 0.0
-
-    def seats_margin(self) -> int:
-        """Requests that end in one step: a look after it shows as many fewer."""
-        return ceil(self.ended / self.steps) if self.ended and self.steps else 0
-
     def case(self, scrape: Scrape) -> Case:
         """Return why requests wait at this look; "" if more than one case is possible."""
         use, seats = scrape.get("kv_cache_usage_perc"), self.limits.seats
-        running = (scrape.get("num_requests_running") or 0) + self.seats_margin()
+        # A look after a step shows as many fewer as ended in it.
+        margin = ceil(self.ended / self.steps) if self.ended and self.steps else 0
+        running = (scrape.get("num_requests_running") or 0) + margin
         if seats and running >= seats * self.engines:
             return "seats"
         # No seat is taken by more than one request: with more at another look, there were free ones at this look.
@@ -229,7 +227,9 @@ class Seen:
     def tight(self, scrape: Scrape) -> bool:
         """Whether even the emptiest engine has fewer free blocks than a prompt of the mean length needs."""
         use = scrape.get("kv_cache_usage_perc")
-        return use is not None and min(1.0, self.engines * (1 - use)) < self.least_needed()
+        pool, block = (self.last.blocks or 0) / self.engines, self.last.block_size or 0
+        needs = self.computed / block / pool if self.computed and pool and block else 0.0
+        return use is not None and min(1.0, self.engines * (1 - use)) < needs
 
     def facts(self) -> Iterator[Fact]:
         limits, each = self.limits, f"of {len(self.scrapes)} looks"
@@ -265,12 +265,7 @@ def waiting(scrape: Scrape) -> float | None:
 def _judged(seen: Seen) -> Judged:
     gauges = ("num_requests_running", "num_requests_waiting", f"{STEPS}_count")
     if absent := [name for name in gauges if seen.last.get(name) is None]:
-        return (
-            "cannot tell",
-            "the server does not publish what it would take",
-            "",
-            f"missing: {', '.join(absent)}",
-        )
+        return _unknown("the server does not publish what it would take", f"missing: {', '.join(absent)}")
     if seen.preempted:
         return (
             "pool-bound",
@@ -298,22 +293,16 @@ def _judged_without_queue(seen: Seen) -> Judged:
             "a look with a running request; a first step that has not ended yet is in no metric",
         )
     if seen.deferred:
-        return (
-            "cannot tell",
+        return _unknown(
             "requests wait, but not for capacity: vLLM defers them (LoRA adapters, KV transfers, grammars)",
-            "",
             "which of the three it is, is in no metric",
         )
-    moment = (
-        f"requests wait in {len(seen.waits)} of {len(seen.scrapes)} looks"
-        if seen.waits
-        else "no request waits"
-    )
-    return (
-        "cannot tell",
-        f"{moment}: for most of the time no pool, seat or full step holds one back; what is left is a step's own time",
+    some = f"requests wait in {len(seen.waits)} of {len(seen.scrapes)} looks"
+    return _unknown(
+        f"{some if seen.waits else 'no request waits'}: for most of the time no pool, seat or full step holds one "
+        "back; what is left is a step's own time",
+        NO_SPLIT,
         "requests that wait in most looks",
-        "how a step's time is divided between device and host is in no metric: `kvtune profile` measures it",
     )
 
 
@@ -340,10 +329,8 @@ def _judged_queue(seen: Seen) -> Judged:
         return _judged_steps(seen)
     if not seats:
         return _judged_unknown_seats(seen)
-    return (
-        "cannot tell",
+    return _unknown(
         "requests wait, and more than one case is possible",
-        "",
         "of pool and full steps, which holds the next request back depends on its length, which is in no metric"
         + ("; with several engines only the sum of all is known" if seen.engines > 1 else ""),
     )
@@ -352,20 +339,14 @@ def _judged_queue(seen: Seen) -> Judged:
 def _judged_steps(seen: Seen) -> Judged:
     limit, tokens = seen.limits.step_tokens, seen.step_tokens or 0.0
     if not limit or tokens < FULL_SHARE.value * limit:
-        return (
-            "cannot tell",
+        other = "what else holds them back (chunks at block ends, a connector, a pause) is in no metric"
+        return _unknown(
             "requests wait though seats and blocks are free, and steps are not full on average",
-            "",
-            f"max_num_batched_tokens is not in /metrics: {GIVE}"
-            if not limit
-            else "what else holds them back (chunks at block ends, a connector, a pause) is in no metric",
+            other if limit else f"max_num_batched_tokens is not in /metrics: {GIVE}",
         )
     if (seen.step_s or 0.0) < STEP_S.value:
-        return (
-            "cannot tell",
-            "requests wait for full steps, and a step is so short that the host may take most of it",
-            "",
-            "how a step's time is divided between device and host is in no metric: `kvtune profile` measures it",
+        return _unknown(
+            "requests wait for full steps, and a step is so short that the host may take most of it", NO_SPLIT
         )
     return (
         "compute-bound",
@@ -387,7 +368,7 @@ def _judged_unknown_seats(seen: Seen) -> Judged:
             f"max_num_seqs is not in /metrics: {GIVE}",
         )
     same = len(running) == 1 and len(seen.waits) == len(seen.scrapes) >= SAME_LOOKS.value
-    if same and min(running) >= max(SAME_LOOKS.value, 1) and (seen.answered or 0) >= min(running):
+    if same and (seen.answered or 0) >= min(running) >= SAME_LOOKS.value:
         uses = [scrape.get("kv_cache_usage_perc") for scrape in seen.scrapes]
         if seen.engines == 1 and all(use is not None and 1 - use >= seen.most_needed() for use in uses):
             return (
@@ -397,10 +378,8 @@ def _judged_unknown_seats(seen: Seen) -> Judged:
                 "a look with more running requests",
                 f"inferred, as max_num_seqs is not in /metrics: {GIVE}",
             )
-    return (
-        "cannot tell",
+    return _unknown(
         "requests wait, and the server does not say for what",
-        "",
         f"max_num_seqs and max_num_batched_tokens are not in /metrics: {GIVE}",
     )
 

@@ -63,12 +63,12 @@ class ServerRendering(Renderer):
 
     def _own(self, body: Body) -> Rendered:
         path = f"{body.api}/render"
-        self._model = self._model or self._server.model()
+        self._model = self._model or self._server.card().id
         asked = {**body.fields, "mm_payload": "none"} | ({"model": self._model} if self._model else {})
         if body.api == MESSAGES:
             asked.setdefault("max_tokens", 1)
         try:
-            answer = self._server.client.post(path, asked)
+            answer = self._server.client.ask(path, asked)
         except StatusError as error:
             if error.status in REFUSED:
                 raise UsageError(
@@ -76,7 +76,7 @@ class ServerRendering(Renderer):
                     "the server would refuse the request, too: leave it out",
                 ) from None
             raise
-        if answer.content.lstrip()[:1] != b"[":
+        if answer.lstrip()[:1] != b"[":
             return Rendered(self._server.client.read(answer, path, _Rendered).token_ids, OWN)
         many = self._server.client.read(answer, path, list[_Rendered])
         if len(many) != 1:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from rich.console import ConsoleDimensions
+from rich.live import Live
+from rich.text import Text
 
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.files import creating
 from kvtune.data.causes import COMMON, cause_meaning, cause_title
-from kvtune.data.show.parts import Document
 from kvtune.data.show.screen import document_lines
-from kvtune.data.show.terminal import folded, printable
+from kvtune.data.show.terminal import console, folded, printable
 from kvtune.servers.watch.document import SORTS, document
 from kvtune.servers.watch.servers import FleetSnapshot
 from kvtune.servers.watch.snapshot import Snapshot, down
@@ -44,18 +46,14 @@ def lines(
     """Return `height` lines of at most `width` characters. Rows of prefixes and differences fill what is left."""
     room = height - 1
     if isinstance(shot, FleetSnapshot):
-        return _filled(document(shot), width, height, paused)
-    for differences in (1, 0):
-        spare = room - len(document_lines(document(shot, sort, 1, differences), width))
-        if spare >= 0:
-            break
-    prefixes = max(0, spare * 2 // 3 if shot.divergences and differences else spare)
-    whole = document(shot, sort, 1 + prefixes, (1 + spare - prefixes) * differences)
-    return _filled(whole, width, height, paused)
-
-
-def _filled(whole: Document, width: int, height: int, paused: str) -> list[str]:
-    room = height - 1
+        whole = document(shot)
+    else:
+        for differences in (1, 0):
+            spare = room - len(document_lines(document(shot, sort, 1, differences), width))
+            if spare >= 0:
+                break
+        prefixes = max(0, spare * 2 // 3 if shot.divergences and differences else spare)
+        whole = document(shot, sort, 1 + prefixes, (1 + spare - prefixes) * differences)
     made = document_lines(whole, width)[:room]
     return [line[:width] for line in (*made, *[""] * (room - len(made)), paused or KEYS)]
 
@@ -72,12 +70,6 @@ class View:
         self._said = ""
 
     def run(self) -> None:
-        from rich.console import ConsoleDimensions
-        from rich.live import Live
-        from rich.text import Text
-
-        from kvtune.data.show.terminal import console
-
         screen = console()
         shot: Snapshot | FleetSnapshot | None = None
         with keys() as key, Live(console=screen, screen=True, auto_refresh=False) as live:

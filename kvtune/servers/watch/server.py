@@ -19,7 +19,7 @@ from kvtune.requests.log.anthropic import moved
 from kvtune.requests.log.bodies import LOG_IDS, MESSAGES, READ, Body, body_of, refuse_elsewhere
 from kvtune.requests.log.conversation import as_chat, template_flags
 from kvtune.servers.watch import metrics
-from kvtune.servers.watch.client import MOST_BYTES, Client, SilentError, base_of
+from kvtune.servers.watch.client import Client, SilentError, base_of
 from kvtune.servers.watch.endpoints import Source, sources
 from kvtune.servers.watch.metrics import MOST, Scrape
 
@@ -86,7 +86,7 @@ class Server:
         self.client.close()
 
     def scrape(self) -> Scrape:
-        text = self.client.get("/metrics").text
+        text = self.client.ask("/metrics").decode(errors="replace")
         try:
             scrape = metrics.read(text, time.time())
         except metrics.UNREADABLE as error:
@@ -109,18 +109,13 @@ class Server:
         """Return the model's max_model_len in tokens; 0 if the server does not report it."""
         return self.card().max_model_len or 0
 
-    def model(self) -> str:
-        """Return the name under which the model is served; "" if the server does not say it."""
-        return self.card().id
-
     def scheduler_limits(self, seconds: float) -> tuple[int, int] | None:
         """Return max_num_seqs and the tokens of a step; 0 if the server does not say them, None if it takes longer.
 
         Only with VLLM_SERVER_DEV_MODE=1. At the first question vLLM looks at its whole environment, for seconds.
         """
         try:
-            answer = self.client.ask("GET", INFO, None, seconds, MOST_BYTES)
-            config = self.client.read(answer, INFO, _Info).vllm_config.scheduler_config
+            config = self.client.json(INFO, _Info, seconds=seconds).vllm_config.scheduler_config
         except SilentError:
             return None
         except KvtuneError:
@@ -148,7 +143,7 @@ class Server:
         else:
             refuse_elsewhere(body)
             asked = {name: body.fields[name] for name in READ[body.api] if name in body.fields}
-        tokens = self.client.read(self.client.post("/tokenize", asked), "/tokenize", _Tokens).tokens
+        tokens = self.client.json("/tokenize", _Tokens, asked).tokens
         if tokens is None:
             raise KvtuneError(
                 f"{self.base}/tokenize gave no tokens", 'log token ids: "return_token_ids": true'
@@ -158,14 +153,13 @@ class Server:
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids; empty if the server has no tokenizer."""
         try:
-            answer = self.client.post("/detokenize", {"tokens": list(tokens)})
-            return self.client.read(answer, "/detokenize", _Text).prompt
+            return self.client.json("/detokenize", _Text, {"tokens": list(tokens)}).prompt
         except KvtuneError:
             return ""
 
     def _asked(self, path: str, kind: type[Kind]) -> Kind:
         """Return the JSON at a path; the empty one if the server cannot be reached, or answers anything else."""
         try:
-            return self.client.read(self.client.get(path), path, kind)
+            return self.client.json(path, kind)
         except KvtuneError:
             return kind()

@@ -154,7 +154,7 @@ class Member:
     @property
     def told(self) -> bool:
         """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
-        return self.shot is None or (self.watched.totals.told and not self.watched.match_unit)
+        return self.shot is None or self.watched.told
 
     @property
     def gained(self) -> Counts:
@@ -245,8 +245,6 @@ class Servers:
     def start(self) -> None:
         self._follow()
         self._look()
-        if self.alone and self.only.error is not None:
-            raise self.only.error
         if not any(member.listens for member in self.members.values()):
             raise KvtuneError(
                 f"no server answers at {', '.join(self.members)}",
@@ -262,8 +260,6 @@ class Servers:
         if time.time() >= self._read + REREAD_S:
             self._follow()
         self._look()
-        if self.alone and self.only.error is not None:
-            raise self.only.error
         return self.snapshot()
 
     def _follow(self) -> None:
@@ -285,7 +281,7 @@ class Servers:
         if not member.same_as:
             self.gone[member.model] = self.gone.get(member.model, Counts()) + member.gained
             if member.shot is not None:
-                self._left.append((member.watched.last[0], member.place))
+                self._left.append((member.watched.scrape, member.place))
         for url in [each.url for each in self.members.values() if each.same_as == member.url]:
             del self.members[url]
             self._read = 0.0
@@ -309,6 +305,8 @@ class Servers:
             for member in self._own:
                 member.unsure += (member.counts - before[member.url]).misses
         self._compare()
+        if self.alone and self.only.error is not None:
+            raise self.only.error
 
     @property
     def _own(self) -> list[Member]:

@@ -11,10 +11,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from operator import attrgetter
 from typing import Any
 
 from kvtune.base.errors import KvtuneError, UsageError, reason
-from kvtune.base.legal import Value
 from kvtune.data.installed import release
 from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.show.terminal import one_line
@@ -247,10 +248,10 @@ class Watched:
             evicted=self.account.evicted_blocks - self._late_evicted,
             lost=events.lost_batches + events.unknown_messages,
             on=events.state == "on",
-            tells=not _match_unit(scrape),
+            tells=not scrape.match_unit,
             loaded=loaded,
             answered=counts[ANSWERED],
-            block=self.block,
+            block=self.account.block_size,
             loads_told=self.account.loads_told,
         )
         if counted.idle or self.totals.computing(counted) == 0:
@@ -301,27 +302,17 @@ class Watched:
     @property
     def last(self) -> tuple[Scrape, Mark]:
         """The last look's scrape and counts."""
-        return self._looks[-1].scrape, self._looks[-1].mark
+        return self.scrape, self._looks[-1].mark
 
     @property
-    def cache(self) -> dict[str, str]:
-        """The labels of the server's cache_config_info."""
-        return dict(self._looks[-1].scrape.cache)
+    def scrape(self) -> Scrape:
+        """The last look's."""
+        return self._looks[-1].scrape
 
     @property
-    def core(self) -> Mapping[str, Value] | None:
-        """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
-        return self._looks[-1].scrape.core
-
-    @property
-    def block(self) -> int:
-        """The tokens of the largest block of which an event came; 0 before."""
-        return self.account.block_size
-
-    @property
-    def match_unit(self) -> int:
-        """The tokens of the server's --prefix-match-unit; 0 if it has none: then hits are whole blocks."""
-        return _match_unit(self._looks[-1].scrape)
+    def told(self) -> bool:
+        """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
+        return self.totals.told and not self.scrape.match_unit
 
     def begin_lists(self) -> None:
         """Let the lists of prefixes and of differences begin now."""
@@ -332,7 +323,7 @@ class Watched:
         """Return what was counted since the first look, or since the server's last start, up to the last look."""
         assert self._begun is not None
         mark, first = self._begun
-        last = self._looks[-1].scrape
+        last = self.scrape
 
         def counted(name: str) -> int:
             return max(0, int((last.get(name) or 0) - ((first.get(name) if first else None) or 0)))
@@ -347,7 +338,7 @@ class Watched:
         )
 
     def snapshot(self) -> Snapshot:
-        last = self._looks[-1].scrape
+        last = self.scrape
         before = self._before(SHORT_S)
         short = Between(before.scrape, last)
         events = self.events
@@ -412,18 +403,14 @@ class Watched:
         limits = self.facts.limits
         return {
             "regime": finding(looks, limits),
-            "possible": possible(short, self.facts.shape, limits.longest, self.block),
+            "possible": possible(short, self.facts.shape, limits.longest, self.account.block_size),
             "next": self.facts.more() if events.state == "off" else [],
         }
 
     def _before(self, seconds: float) -> _Look:
         """Return the newest look that is at least this many seconds older than the last look; else the oldest."""
-        last = self._looks[-1]
-        oldest = self._looks[0]
-        for look in self._looks:
-            if look.scrape.at <= last.scrape.at - seconds:
-                oldest = look
-        return oldest
+        older = (look for look in reversed(self._looks) if look.scrape.at <= self.scrape.at - seconds)
+        return next(older, self._looks[0])
 
     def _heard(self) -> bool:
         return self.events.state == "on"
@@ -457,7 +444,7 @@ class Watched:
             tally.query_tokens,
             tally.hit_tokens,
             tally.misses if self._heard() else {},
-            seconds=self._looks[-1].scrape.at - mark.at,
+            seconds=self.scrape.at - mark.at,
             recomputed=now.recomputed - mark.counts.recomputed,
             loaded_tokens=now.loaded - mark.counts.loaded,
         )
@@ -487,10 +474,7 @@ class Watched:
         return self._words(block.tokens[: 4 * WORDS] if block is not None else b"")
 
     def _points(self) -> list[Divergence]:
-        points = sorted(
-            self.account.lists.divergences.values(), key=lambda point: point.new_tokens, reverse=True
-        )
-        return points[:SHOWN]
+        return nlargest(SHOWN, self.account.lists.divergences.values(), key=attrgetter("new_tokens"))
 
     def _difference(self, point: Divergence) -> DifferenceText:
         return DifferenceText(*(self._words(tokens) for tokens in (point.before, point.earlier, point.later)))
@@ -547,7 +531,7 @@ class Watched:
                 "a connector loads blocks (from host memory or another machine), and its own events do not tell which: "
                 "misses have no cause; a log of requests tells what was seen before"
             )
-        if (unit := _match_unit(last)) and events.state == "on":
+        if (unit := last.match_unit) and events.state == "on":
             notes.append(
                 f"with --prefix-match-unit {unit} the server publishes parts of blocks, too, so misses have "
                 "no cause; a log of requests tells what was seen before"
@@ -573,12 +557,6 @@ def _only_one_line(base: str) -> Iterator[None]:
             f"{base} says what kvtune cannot read ({type(error).__name__}: {one_line(reason(error))})",
             "check that the URL is a vLLM server's",
         ) from error
-
-
-def _match_unit(scrape: Scrape) -> int:
-    """Return the tokens of --prefix-match-unit; 0 if the server has none."""
-    text = scrape.cache.get("prefix_match_unit", "")
-    return int(text) if text.isdecimal() else 0
 
 
 def named(name: Hash) -> str:

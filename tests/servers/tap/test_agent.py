@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvtune.requests.log.logged import Logged
-from kvtune.servers.tap.judging import Judged, Judging, Request
+from kvtune.servers.tap.judging import Judging, Request
 from kvtune.servers.tap.lines import as_text
 from kvtune.servers.tap.messages import Settings
 from tests.servers.tap.stand_in import ids_of, vllm
@@ -70,7 +70,7 @@ def judging() -> Iterator[Judging]:
         made.close()
 
 
-def ask(judging: Judging, sent: dict[str, Any], number: int) -> Judged:
+def ask(judging: Judging, sent: dict[str, Any], number: int) -> Request:
     ids = ids_of(sent)
     row = Logged(f"kvtune-t-{number}", ids, t0=float(number), output_tokens=-1, kind="claude-code")
     one = Request(number, "/v1/messages", sent, row)
@@ -78,19 +78,20 @@ def ask(judging: Judging, sent: dict[str, Any], number: int) -> Judged:
     one.reported = len(ids)
     one.row = replace(row, t1=number + 0.5, hit=judging.server_state.hit(ids))  # type: ignore[attr-defined]
     judging.ended(one)
-    return judging.closed(one)
+    judging.closed(one)
+    return one
 
 
-def kinds(judged: Judged) -> list[str]:
-    return [] if judged.request.differs is None else [edit.kind for edit in judged.request.differs.edits]
+def kinds(judged: Request) -> list[str]:
+    return [] if judged.differs is None else [edit.kind for edit in judged.differs.edits]
 
 
 def test_turns_that_only_grow_differ_in_nothing_and_are_one_session(judging: Judging) -> None:
     sent = body()
     for number in range(10):
         judged = ask(judging, sent, number)
-        assert kinds(judged) == [] and judged.request.group == "s1"
-        assert number == 0 or judged.tally.hit_tokens > 0.6 * judged.request.tokens
+        assert kinds(judged) == [] and judged.group == "s1"
+        assert number == 0 or judged.tally.hit_tokens > 0.6 * judged.tokens
         assert sum(judged.tally.misses.values()) == judged.tally.missed
         sent = grown(sent, number)
 
@@ -103,8 +104,8 @@ def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> N
 
     sent["system"][0]["text"] = sent["system"][0]["text"].replace("cch=00c3e", "cch=7f1a2")
     judged = ask(judging, sent, 10)
-    assert kinds(judged) == ["header"] and judged.request.group == "s1"
-    assert judged.tally.misses["diverged"] > 0.6 * judged.request.tokens
+    assert kinds(judged) == ["header"] and judged.group == "s1"
+    assert judged.tally.misses["diverged"] > 0.6 * judged.tokens
     shown = list(as_text(judged))
     assert "in system[0] line 1" in shown[1] and "00c3e" in shown[1] and "7f1a2" in shown[1]
 
@@ -115,7 +116,7 @@ def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> N
     sent = grown(sent, 12)
     sent["messages"][2]["content"][0]["content"] = "[Old tool result content cleared]"
     judged = ask(judging, sent, 12)
-    assert len(kinds(judged)) == 1 and judged.request.group == "s1"
+    assert len(kinds(judged)) == 1 and judged.group == "s1"
 
     compacted = copy.deepcopy(sent)
     summary = (
@@ -123,8 +124,8 @@ def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> N
     )
     compacted["messages"] = [{"role": "user", "content": summary + "was mended, and the files were read."}]
     judged = ask(judging, compacted, 13)
-    assert "compaction" in kinds(judged) and judged.request.group == "s1"
-    assert judged.tally.hit_tokens > 0.3 * judged.request.tokens, "system text and tools are the same"
+    assert "compaction" in kinds(judged) and judged.group == "s1"
+    assert judged.tally.hit_tokens > 0.3 * judged.tokens, "system text and tools are the same"
 
 
 def test_after_a_restart_of_the_server_nothing_was_seen_before(judging: Judging) -> None:
@@ -133,7 +134,7 @@ def test_after_a_restart_of_the_server_nothing_was_seen_before(judging: Judging)
     server.started = 100.0
     server.seen.clear()
     judged = ask(judging, body(), 1)
-    assert (judged.tally.hit_tokens, judged.tally.misses) == (0, {"cold": judged.request.tokens})
+    assert (judged.tally.hit_tokens, judged.tally.misses) == (0, {"cold": judged.tokens})
     server.seen.clear()
     lost = ask(judging, body(), 2)
     assert "not_cached" in lost.tally.misses, "it was not restarted: the cache has lost what it had"
@@ -144,7 +145,7 @@ def test_another_session_of_the_same_agent_is_another_session(judging: Judging) 
     other = body()
     other["messages"][0]["content"] = "Write the changelog"
     judged = ask(judging, other, 1)
-    assert judged.request.group == "s2" and kinds(judged) == []
+    assert judged.group == "s2" and kinds(judged) == []
     assert json.dumps(judged.tally.misses)
 
 
@@ -158,7 +159,7 @@ def test_the_causes_are_those_of_the_nearest_prompt_whatever_the_line_compares_w
     changed = copy.deepcopy(sent)
     changed["tools"][3]["description"] += " of the whole repository"
     judged = ask(judging, changed, 2)
-    differs = judged.request.differs
+    differs = judged.differs
     assert differs is not None and differs.number == 1 and kinds(judged) == ["tools", "tool_changed"]
     nearest, own = ids_of(sent), ids_of(changed)
     first = next(at for at, (a, b) in enumerate(zip(nearest, own, strict=False)) if a != b)
@@ -194,7 +195,8 @@ def test_reasoning_that_the_template_drops_is_named(judging: Judging) -> None:
     one.reported = len(ids)
     one.row = replace(row, t1=1.5, hit=judging.server_state.hit(ids))  # type: ignore[attr-defined]
     judging.ended(one)
-    judged = judging.closed(one)
+    judging.closed(one)
+    judged = one
     assert kinds(judged) == ["reasoning"] and judged.tally.misses["diverged"] > len(FILE)
     assert "Send each turn back as it was answered" in "".join(as_text(judged))
 

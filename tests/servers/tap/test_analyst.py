@@ -22,7 +22,7 @@ from kvtune.requests.text.edits import Edit
 from kvtune.servers.tap import recorder
 from kvtune.servers.tap.analyst import Analyst
 from kvtune.servers.tap.exchange import Budget, Exchange, Kept, Numbers
-from kvtune.servers.tap.judging import Differs, Judged, Request
+from kvtune.servers.tap.judging import Differs, Request
 from kvtune.servers.tap.lines import as_json, as_text
 from kvtune.servers.tap.messages import Ended, Message, Outcome, Sent, Settings
 from kvtune.servers.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
@@ -61,9 +61,8 @@ class Judge:
     def opened(self, one: Any) -> None:
         self.order.append(f"opened {one.number}")
 
-    def closed(self, one: Any) -> Judged:
+    def closed(self, one: Any) -> None:
         self.order.append(f"closed {one.number}")
-        return Judged(one)
 
     def ended(self, one: Any) -> None: ...
 
@@ -122,7 +121,8 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
 
 def exchange(number: int, numbers: Numbers) -> Exchange:
     numbers.last = max(numbers.last, number)
-    return Exchange(number, "/v1/messages", "", "c", 1.0, Kept(Budget(), 0), Kept(Budget(), 9))
+    sent = Sent(number, "/v1/messages", "", "c", 1.0)
+    return Exchange(sent, Ended(number), Kept(Budget(), 0), Kept(Budget(), 9))
 
 
 def test_an_analyst_that_cannot_be_started_again_is_tried_later_and_records_are_counted() -> None:
@@ -304,8 +304,9 @@ def test_of_another_applications_prompt_only_the_first_difference_is_told(alike:
     one = Edit("other", "system[0]", "system", 1, "", "old", "new", (0, 1), (0, 1))
     differs = Differs(16, 144, 7, (one,) * 4, alike)
     request = Request(20, "/v1/messages", {}, Logged("n", [1], t0=1.0), differs=differs)
-    differs = as_json(Judged(request)).differs
+    differs = as_json(request).differs
     assert differs is not None and len(differs.edits) == shown
-    lines = list(as_text(Judged(request, status=200)))
+    request.status = 200
+    lines = list(as_text(request))
     assert sum("system[0]" in line for line in lines) == min(shown, 3)
     assert any("more differences" in line for line in lines) is alike

@@ -27,14 +27,13 @@ class Heard:
     answered_: list[tuple[int, int, bytes, str]] = field(default_factory=list)
 
     def asked(self, exchange: Exchange) -> None:
-        self.asked_.append((exchange.number, b"".join(exchange.body.pieces), exchange.body.cut))
+        self.asked_.append((exchange.sent.number, b"".join(exchange.body.pieces), exchange.body.cut))
 
     def begun(self, exchange: Exchange) -> None: ...
 
     def answered(self, exchange: Exchange) -> None:
-        self.answered_.append(
-            (exchange.number, exchange.status, b"".join(exchange.answer.pieces), exchange.ended)
-        )
+        ended = exchange.ended
+        self.answered_.append((ended.number, ended.status, b"".join(exchange.answer.pieces), ended.how))
 
 
 @dataclass

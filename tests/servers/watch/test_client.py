@@ -91,7 +91,7 @@ def said(base: str, path: str = "/metrics", **headers: str) -> str:
     asking = Client(base, headers)
     try:
         with pytest.raises(KvtuneError) as refused:
-            asking.get(path)
+            asking.ask(path)
     finally:
         asking.close()
     assert "\n" not in refused.value.message and len(refused.value.message) < 500
@@ -109,7 +109,7 @@ def test_no_redirect_is_followed_and_its_target_is_named_without_keys(status: in
             assert elsewhere in message and "SECRETPW" not in message
             asking = Client(base, {"X-Api-Key": "SECRETPW"})
             with pytest.raises(KvtuneError, match="follows no"):
-                asking.post("/tokenize", {"prompt": "MY PRIVATE PROMPT"})
+                asking.ask("/tokenize", {"prompt": "MY PRIVATE PROMPT"})
             asking.close()
     assert other.seen == []
 

@@ -283,10 +283,10 @@ def tapped(
             )
             judge.ended(request)
         else:
-            judged = judge.closed(request)
-            hit, causes = (judged.tally.hit_tokens, judged.tally.misses) if judged.tally else (-1, {})
+            judge.closed(request)
+            hit, causes = (request.tally.hit_tokens, request.tally.misses) if request.tally else (-1, {})
             lines.causes[what.name], lines.hits[what.name] = causes, hit
-            lines.rows.append(_row(request, hit, judged.by))
+            lines.rows.append(_row(request, hit, request.by))
     judge.close()
     return lines
 

@@ -79,7 +79,7 @@ def text(
 
 
 def judged(*looks: dict[str, object], limits: Limits = KNOWN) -> Finding:
-    scrapes = [read(text(**look), at=float(second)) for second, look in enumerate(looks)]  # type: ignore[arg-type]
+    scrapes = [read(text(**look), float(second)) for second, look in enumerate(looks)]  # type: ignore[arg-type]
     found = finding(scrapes, limits)
     assert found is not None
     return found

@@ -29,7 +29,6 @@ from kvtune.cli.watch import shape_at_hand
 from kvtune.data.layout.models import builtin, engine_defaults
 from kvtune.lab.device.cost import StepCost
 from kvtune.lab.device.settings import Timed, write_device
-from kvtune.servers.watch.client import Answer
 from kvtune.servers.watch.metrics import wanted
 from kvtune.servers.watch.regime import Finding, Limits
 from kvtune.servers.watch.server import Server
@@ -187,15 +186,15 @@ def watched(base: str) -> tuple[Finding, Limits, list[tuple[float, str]]]:
     """What a watch finds, the limits that it knew, and the scrapes that it judged: times and texts."""
     server = Server(base)
     texts: list[tuple[float, str]] = []
-    get = server.client.get
+    ask = server.client.ask
 
-    def keeping(path: str) -> Answer:
-        answer = get(path)
+    def keeping(path: str, *rest: Any, **more: Any) -> bytes:
+        answer = ask(path, *rest, **more)
         if path == "/metrics":
-            texts.append((time.time(), wanted(answer.text)))
+            texts.append((time.time(), wanted(answer.decode())))
         return answer
 
-    server.client.get = keeping  # type: ignore[method-assign]
+    server.client.ask = keeping  # type: ignore[method-assign]
     watching = Watched(server, shape_at_hand=shape_at_hand)
     try:
         watching.start()

@@ -269,13 +269,14 @@ class Requests:
         line.held = max((held for held, _ in there), default=0)
         replica = max((computed for _, computed in there), default=0)
         line.kept = max(replica, self.reach(line)[1]) if there else 0
+        parts = salted + size - 1 if salted and not earlier.whole else 0  # events tell whole blocks
         salted = max(salted, earlier.salted)
         sure, tail, untold = max(elsewhere, earlier.seen, salted), stored + size - 1, earlier.untold
         if self.cache.complete:
             if earlier.whole and stored <= max(sure, untold):
                 tail = min(untold, tail) if untold > sure else 0
-            untold = 0
-        if salted > tail:  # of what another salt has for sure, nothing is left to guess
+            untold = parts
+        if earlier.whole and salted > tail:  # what another salt has for sure is no guess
             tail = 0
         line.edges = replace(
             earlier,

@@ -83,13 +83,13 @@ MOST_LINES = 50
 BUDGET = {
     "kvtune/answers": 11_595,
     "kvtune/base": 1_758,
-    "kvtune/cli": 4_061,
-    "kvtune/data": 6_284,
+    "kvtune/cli": 4_071,
+    "kvtune/data": 6_286,
     "kvtune/lab": 11_891,
     "kvtune/plugin": 9_846,
     "kvtune/reading": 10_032,
     "kvtune/requests": 7_081,
-    "kvtune/servers": 10_581,
+    "kvtune/servers": 10_479,
     "tests": 57_609,
     "bench": 6_711,
     "docs/capacity.md": 930,
@@ -114,7 +114,6 @@ BUDGET = {
 }
 """The most lines of *.py in a room, in tests/ and bench/, and words of a page. Lowered when one falls by SLACK."""
 FEATURES: tuple[tuple[str, str, int], ...] = (
-    ("a server is its life, and each miss has its cause in minutes of load", "kvtune/servers", 330),
     ("a server is its life, and each miss has its cause in minutes of load", "tests", 510),
     ("a server is its life, and each miss has its cause in minutes of load", "bench", 2),
     ("three kinds of keys; names that say whose they are", "tests", 145),

@@ -40,7 +40,7 @@ VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CER
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 JSON = TypeVar("JSON")
 Fields = Mapping[str, Any] | None
-"""The type of a JSON body; None: a question without one."""
+"""The fields of a JSON body; None: a question without one."""
 
 
 def lookup(host: str, port: int) -> list[str]:

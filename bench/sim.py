@@ -43,7 +43,7 @@ def leave_out(names: set[str]) -> None:
         *fast, last = choose(*args, **options)
         for stepper in fast:
             if "leap" in names:
-                stepper._leaper = None
+                stepper._leaps = False
         return (*(() if "stride" in names else fast), last)
 
     player.steppers = fewer

@@ -120,7 +120,6 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
         manager.get_blocks = lambda request_id: manager.empty_kv_cache_blocks
     if setup.core == "stock":
         steady.adopt(scheduler, CoreSettings())
-        quick_pool.adopt_events(scheduler)
 
 
 def _skip_stored_hashes() -> None:

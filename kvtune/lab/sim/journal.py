@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,12 +119,12 @@ class ReplayJournal:
         self.pool += [(start_s, queue, count, free_blocks) for queue, count in enumerate(evicted) if count]
 
     def add_evictions(
-        self, starts: Sequence[float], evicted: NDArray[np.int64], free: NDArray[np.int64]
+        self, starts: NDArray[np.float64], evicted: NDArray[np.int64], free: NDArray[np.int64]
     ) -> None:
         """Add a row for each step that took blocks from stock's one queue. `free`: the free blocks of each step."""
         if self._watch.news() is not None:
             self.pool += [
-                (starts[step], 0, int(evicted[step]), int(free[step])) for step in evicted.nonzero()[0]
+                (float(starts[step]), 0, int(evicted[step]), int(free[step])) for step in evicted.nonzero()[0]
             ]
 
     def add_copies(self, at_s: float) -> None:

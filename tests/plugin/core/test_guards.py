@@ -185,7 +185,6 @@ NOT_RUN = {
     "NoopSlots.pop_blocks_for_free": "the same",
     "ColumnCollector.get": "a caller's task: test_callers.py",
     "Queues.get_all_free_blocks": "for tests and tools",
-    "QuickPool.touch": "the simulator's, for stock's pool (PolicyPool has another): tests/lab/sim/fast/test_pool.py",
     "Queues.popleft": "the pool's constructor calls it, on vLLM's own queue",
 }
 """Overrides that no load above runs, with the place that does."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.lab.sim.chains import BlockHashes
-from kvtune.lab.sim.fast.pool import QuickGroup
 from kvtune.lab.sim.fast.runs import RunPool
 from kvtune.plugin.vllm.types import BlockPool, GroupManager, KVCacheBlock, Request
 
@@ -80,17 +79,18 @@ class Dealt:
 class Dealer:
     """Deals where the order of blocks taken, returned and cached does not matter.
 
-    It does not if no block is returned, and no block of the pool or of these rows has the hash of another.
+    It does not if no block is returned, enough are free, and no block of the pool or of these rows has the hash of
+    another.
     """
 
     def __init__(self, pool: BlockPool, groups: Sequence[GroupManager]) -> None:
+        """`groups`: those of an engine with nothing but `QuickGroup`s; none if nothing can be dealt."""
         self._pool, self._groups = pool, groups
-        self._only_full = all(isinstance(group, QuickGroup) for group in groups)
 
     def deal(self, columns: Columns, steps: int, going_on: NDArray[np.bool_] | None = None) -> Dealt | None:
         """Deal the next `steps`, in which all rows take tokens (or those going on); None where the order matters."""
         pool, table, groups = self._pool, columns.table, self._groups
-        if not groups or not self._only_full or not isinstance(pool, RunPool) or pool.unusual():
+        if not groups or not isinstance(pool, RunPool) or pool.unusual():
             return None
         size, width = pool.hash_block_size, len(groups)
         full = (table[TOKENS] + (steps - 1)) // size
@@ -100,6 +100,8 @@ class Dealer:
         if going_on is not None:
             fills &= going_on
             counts *= going_on
+        if width * counts.sum() > pool.get_num_free_blocks():
+            return None
         filling = fills.nonzero()[0]
         firsts, ends = (table[CACHED, filling] // size - 1).tolist(), full[filling].tolist()
         keys: list[bytes] = []
@@ -126,7 +128,8 @@ class Dealer:
         for i, first, end in zip(filling.tolist(), firsts, ends, strict=True):
             for group in groups:
                 new = group.req_to_blocks[names[i]][first:end]
-                pool.cache_new(group.kv_cache_group_id, names[i], first, new, [*islice(taken, end - first)])
+                holder = group.kv_cache_group_id, names[i]
+                pool.cache_new(holder, first, new, [*islice(taken, end - first)])
                 group.num_cached_block[names[i]] = end
         table[SLOTS] += size * counts
         table[CACHED, filling] = (full[filling] + 1) * size

@@ -17,19 +17,12 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from kvtune.lab.sim.chains import BlockHashes
 from kvtune.lab.sim.fast.runs import Hit, RunPool
 from kvtune.plugin.core.cache.quick import QuickPool
-from kvtune.plugin.core.steps.empty import NoopSlots
-from kvtune.plugin.core.steps.schedule import SteadyDecode
 from kvtune.plugin.vllm import types
 from kvtune.plugin.vllm.types import (
-    GroupManager,
     KVCacheBlock,
-    KVCacheBlocks,
     KVCacheManager,
     KVCacheSpec,
-    Request,
-    Scheduler,
     has_several_specs,
-    has_window,
 )
 
 Found = tuple[tuple[list[KVCacheBlock], ...], int]
@@ -49,36 +42,29 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
         kv_cache_spec: KVCacheSpec,
         drop_eagle_block: bool,
         alignment_tokens: int,
-        dcp_world_size: int = 1,
-        pcp_world_size: int = 1,
+        **parallel: int,
     ) -> Found:
         size = kv_cache_spec.block_size
         if (
             not isinstance(block_hashes, BlockHashes)
             or not _is_quick(block_pool, size)
             or alignment_tokens < size
-            or dcp_world_size > 1
+            or parallel.get("dcp_world_size", 1) > 1
         ):
             if isinstance(block_pool, RunPool):
                 block_pool.dissolve()
-            return FullAttentionManager.find_longest_cache_hit(  # type: ignore[no-any-return]
-                block_hashes,
-                max_length,
-                kv_cache_group_ids,
-                block_pool,
-                kv_cache_spec,
-                drop_eagle_block,
-                alignment_tokens,
-                dcp_world_size,
-                pcp_world_size,
+            call = (block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec)
+            return super().find_longest_cache_hit(  # type: ignore[no-any-return]
+                *call, drop_eagle_block, alignment_tokens, **parallel
             )
         count = min(max_length // size, len(block_hashes))
         groups: list[list[KVCacheBlock]] = []
         for group in kv_cache_group_ids:
+            keys = block_hashes.chain.keys(group)
             if isinstance(block_pool, RunPool) and group in block_pool.groups:
-                groups.append(block_pool.find(block_hashes, group, count))
+                groups.append(block_pool.find(keys, count))
             else:
-                groups.append(_cached(block_pool, islice(block_hashes.chain.keys(group), count)))
+                groups.append(_cached(block_pool, islice(keys, count)))
             count = len(groups[-1])
         tokens = count * size
         if drop_eagle_block and tokens:
@@ -88,28 +74,17 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
             del blocks[-(-tokens // size) :]
         return tuple(groups), tokens
 
-    def cache_full(self, request: Request, tokens: int) -> None:
-        """Cache the blocks that the first `tokens` fill, as `cache_blocks` does for a lone group without drafts."""
-        name, full = request.request_id, tokens // self.block_size
-        cached = self.num_cached_block.get(name, 0)
-        if cached >= full or not self.kv_cache_spec.prefix_cacheable:
-            return
-        self.block_pool.cache_full_blocks(
-            request, self.req_to_blocks[name], cached, full, self.block_size, self.kv_cache_group_id
-        )
-        self.num_cached_block[name] = full
-
     def add_local_computed_blocks(
         self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], *tokens: int
     ) -> None:
         if type(new_computed_blocks) is Hit:
-            new_computed_blocks.request_id = request_id
+            new_computed_blocks.holder = self.kv_cache_group_id, request_id
         super().add_local_computed_blocks(request_id, new_computed_blocks, *tokens)
 
     def free(self, request_id: str) -> None:
         pool, blocks = self.block_pool, self.pop_blocks_for_free(request_id)
         if isinstance(pool, RunPool):
-            pool.free_request(self.kv_cache_group_id, request_id, blocks)
+            pool.free_held((self.kv_cache_group_id, request_id), blocks)
         else:
             pool.free_blocks(reversed(blocks))
 
@@ -122,7 +97,7 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
 
 
 class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
-    """vLLM's manager of a group of sliding windows, which leaves the null blocks before a window alone."""
+    """vLLM's manager of a group of sliding windows, with an inlined search."""
 
     @classmethod
     def find_longest_cache_hit(
@@ -134,8 +109,7 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
         kv_cache_spec: KVCacheSpec,
         drop_eagle_block: bool,
         alignment_tokens: int,
-        dcp_world_size: int = 1,
-        pcp_world_size: int = 1,
+        **parallel: int,
     ) -> Found:
         size = kv_cache_spec.block_size
         if (
@@ -143,34 +117,25 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
             or not _is_quick(block_pool, size)
             or alignment_tokens % size
         ):
-            return SlidingWindowManager.find_longest_cache_hit(  # type: ignore[no-any-return]
-                block_hashes,
-                max_length,
-                kv_cache_group_ids,
-                block_pool,
-                kv_cache_spec,
-                drop_eagle_block,
-                alignment_tokens,
-                dcp_world_size,
-                pcp_world_size,
+            call = (block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec)
+            return super().find_longest_cache_hit(  # type: ignore[no-any-return]
+                *call, drop_eagle_block, alignment_tokens, **parallel
             )
-        need = cls._contiguous_blocks_for_hit(kv_cache_spec.sliding_window, size, drop_eagle_block)
+        need = max(1, cls._contiguous_blocks_for_hit(kv_cache_spec.sliding_window, size, drop_eagle_block))
         every, dropped = alignment_tokens // size, int(drop_eagle_block)
         cached = block_pool.cached_block_hash_to_block._cache
         suffixes = [group.to_bytes(4, "big") for group in kv_cache_group_ids]
         first, others = suffixes[0], suffixes[1:]
         run, index = 0, max_length // size
-        while index and run < max(1, need):
+        while index and run < need:
             index -= 1
             block_hash = block_hashes[index]
             if block_hash + first not in cached or any(block_hash + other not in cached for other in others):
                 run = 0
-            elif run or every == 1 or (index + 1 - dropped) % every == 0:
+            elif run or (index + 1 - dropped) % every == 0:
                 run += 1
-        if run < max(1, need):  # the run that begins the prompt counts, however short
-            index = 0
         count = index + run
-        if run < max(1, need):
+        if run < need:  # the run that begins the prompt counts, however short
             count -= count % every
         if dropped and count:
             count -= 1
@@ -180,34 +145,6 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
             keys = (block_hash + suffix for block_hash in block_hashes[index:count])
             groups.append([block_pool.null_block] * min(index, count) + _cached(block_pool, keys))
         return tuple(groups), count * size
-
-    def leaves(self, request_id: str, row: int, processed: int, steps: int) -> list[tuple[int, int, int]]:
-        """Return when a row's next blocks leave its window: step, row, and how many tokens are processed, negative.
-
-        `processed`: in the first of the `steps`, each of which processes a token.
-        """
-        span, size = self.sliding_window + self.extra_retained_tokens - 1, self.block_size
-        gone = max(0, processed - span) // size
-        blocks = self.req_to_blocks[request_id]
-        events = [
-            (step, row, -processed - step)
-            for step in range((gone + 1) * size + span - processed, steps, size)
-        ]
-        if gone and blocks[min(gone, len(blocks)) - 1] is not self._null_block:
-            events.append((0, row, -processed))
-        return events
-
-    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
-        """Free these blocks, the last first, up to one that was freed before."""
-        blocks, null = self.req_to_blocks.get(request_id, []), self._null_block
-        freed = []
-        for index in range(min(last_block, len(blocks)) - 1, first_block - 1, -1):
-            if blocks[index] is null:
-                break
-            freed.append(blocks[index])
-            blocks[index] = null
-        if freed:
-            self.block_pool.free_blocks(freed)
 
     def free(self, request_id: str) -> None:
         """Free the blocks after the null blocks of what the window has left, the last first."""
@@ -256,54 +193,3 @@ def adopt(manager: KVCacheManager) -> None:
             spec._replace(manager_cls=QUICK.get(spec.manager_cls, spec.manager_cls))
             for spec in coordinator.attention_groups
         ]
-
-
-def plain_groups(scheduler: Scheduler) -> Sequence[GroupManager]:
-    """Return the managers of an engine's groups if all are of full attention or windows in a QuickPool; else none."""
-    manager = scheduler.kv_cache_manager
-    groups = manager.coordinator.single_type_managers
-    plain = type(manager.block_pool) is RunPool and isinstance(manager, NoopSlots)
-    for group in groups:
-        plain &= type(group) in QUICK.values() and not group._record_new_block_ids
-        plain &= group.block_size == scheduler.hash_block_size
-    return groups if plain else ()
-
-
-def adopt_events(scheduler: Scheduler) -> None:
-    """Give the steady-decode path a faster block allocation, if the engine has `plain_groups`.
-
-    A request that decodes gives back what has left its windows, takes a block in each group if its blocks are full, and
-    caches what is full: in this order, as in vLLM's `allocate_slots`.
-    """
-    groups = plain_groups(scheduler)
-    manager = scheduler.kv_cache_manager
-    if not (groups and isinstance(scheduler, SteadyDecode) and isinstance(manager, NoopSlots)):
-        return
-    size, limits = groups[0].block_size, manager.noop_limits
-    pool = manager.block_pool
-    blocks_of = [group.req_to_blocks for group in groups]
-    cached_of = [group.num_cached_block for group in groups]
-    windows = [
-        (group, group.sliding_window + group.extra_retained_tokens - 1)
-        for group in groups
-        if has_window(group)
-    ]
-
-    def allocate(request: Request) -> KVCacheBlocks:
-        name, upto = request.request_id, request.num_computed_tokens + 1
-        limits.pop(name, None)
-        for group, span in windows:
-            processed = max(0, upto - 1 - request.num_in_flight_tokens)
-            if processed >= span + size:
-                group.remove_skipped_blocks(name, processed)
-        new = []
-        for blocks in (held[name] for held in blocks_of):
-            new.append(pool.get_new_blocks(1) if upto > len(blocks) * size else [])
-            blocks.extend(new[-1])
-        upto = min(upto, request.num_tokens)
-        if any(upto // size > cached.get(name, 0) for cached in cached_of):
-            manager.cache_blocks(request, upto)
-        allocated: KVCacheBlocks = manager.create_kv_cache_blocks(tuple(new))
-        return allocated
-
-    scheduler.steady_allocate = allocate

@@ -19,6 +19,7 @@ only.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, cast
@@ -33,19 +34,29 @@ from kvtune.plugin.vllm.types import Request
 IN_RUN = -1
 """The reference count of a block whose run knows it."""
 
-Cached = dict[bytes, "KVCacheBlock | dict[int, KVCacheBlock]"]
+Holder = tuple[int, str]
+"""A request in a KV cache group."""
 
 
 class Run:
-    """Blocks of consecutive positions from `first` on. `holders`: the requests that have it; without any it is free."""
+    """Blocks of consecutive positions from `first` on. `holders`: who has it; without any it is free.
 
-    __slots__ = ("blocks", "first", "group", "holders", "next_free_block", "prev_free_block")
+    Its pool's loops take it for a block with a hash when it is freed.
+    """
 
-    def __init__(self, group: GroupRuns, first: int, blocks: list[KVCacheBlock], holders: set[str]) -> None:
-        self.group, self.first, self.blocks, self.holders = group, first, blocks, holders
-        group.by_key[cast(bytes, blocks[0]._block_hash)] = self
+    __slots__ = ("blocks", "first", "holders", "next_free_block", "pool", "prev_free_block", "ref_cnt")
+    is_null = False
+
+    def __init__(self, pool: RunPool, first: int, blocks: list[KVCacheBlock], holders: set[Holder]) -> None:
+        self.pool, self.first, self.blocks, self.holders = pool, first, blocks, holders
         self.prev_free_block: Any = None
         self.next_free_block: Any = None
+        self.ref_cnt = 1
+        pool.runs[self._block_hash] = self
+
+    @property
+    def _block_hash(self) -> bytes:
+        return cast(bytes, self.blocks[0]._block_hash)
 
     @property
     def end(self) -> int:
@@ -57,79 +68,44 @@ class Run:
         most = min(most, len(blocks))
         if blocks[most - 1]._block_hash == keys[first + most - 1]:
             return most
-        least = 1  # the first is the one by which the run was found
-        while least + 1 < most:
-            middle = (least + most) // 2
-            if blocks[middle - 1]._block_hash == keys[first + middle - 1]:
-                least = middle
-            else:
-                most = middle
-        return least
+        return bisect_left(range(most), True, key=lambda at: blocks[at]._block_hash != keys[first + at])
 
+    def leave_queue(self) -> None:
+        """Take a free run out of the queue."""
+        before, after = self.prev_free_block, self.next_free_block
+        before.next_free_block, after.prev_free_block = after, before
+        self.prev_free_block = self.next_free_block = None
+        self.pool.free_block_queue.num_free_blocks -= len(self.blocks)
 
-class GroupRuns:
-    """The runs of one KV cache group, by the key of their first block and, in their order, by request."""
-
-    __slots__ = ("by_key", "of_request")
-
-    def __init__(self) -> None:
-        self.by_key: dict[bytes, Run] = {}
-        self.of_request: dict[str, list[Run]] = {}
-
-    def find(self, cached: Cached, keys: Sequence[bytes], count: int) -> Hit:
-        """Return the cached blocks of the first `count` keys up to the first key that has none."""
-        hit = Hit(self)
-        place, by_key = 0, self.by_key
-        while place < count:
-            key = keys[place]
-            run = by_key.get(key)
-            if run is None:
-                entry = cached.get(key)
-                if entry is None:
-                    break
-                # Of several blocks with one hash vLLM takes the first.
-                hit.append(next(iter(entry.values())) if isinstance(entry, dict) else entry)
-                place += 1
-                continue
-            size = run.common(keys, count - place)
-            hit += run.blocks if size == len(run.blocks) else run.blocks[:size]
-            place += size
-            hit.runs.append((run, place))
-        return hit
-
-    def split(self, run: Run, size: int) -> Run:
-        """Leave a run its first `size` blocks, and return a run of the others."""
-        rest = Run(self, run.first + size, run.blocks[size:], set(run.holders))
-        del run.blocks[size:]
-        for name in run.holders:
-            runs = self.of_request[name]
-            runs.insert(runs.index(run) + 1, rest)
-        if not run.holders:  # the rest is evicted first
-            before = run.prev_free_block
-            rest.prev_free_block, rest.next_free_block = before, run
-            before.next_free_block = run.prev_free_block = rest
-        return rest
+    def split(self, size: int) -> None:
+        """Keep the first `size` blocks; the others become a run."""
+        rest = Run(self.pool, self.first + size, self.blocks[size:], set(self.holders))
+        del self.blocks[size:]
+        for holder in self.holders:
+            runs = self.pool.held[holder]
+            runs.insert(runs.index(self) + 1, rest)
+        if not self.holders:  # the rest is evicted first
+            before = self.prev_free_block
+            rest.prev_free_block, rest.next_free_block = before, self
+            before.next_free_block = self.prev_free_block = rest
 
 
 class Hit(list[KVCacheBlock]):
     """The cached blocks of a prompt in one group, and the runs that have them up to a position; others have none.
 
-    Blocks may have been dropped at the end since. `request_id`: whose blocks they become.
+    Blocks may have been dropped at the end since. `holder`: whose blocks they become.
     """
 
-    __slots__ = ("group", "request_id", "runs")
+    __slots__ = ("holder", "runs")
 
-    def __init__(
-        self, group: GroupRuns, blocks: Iterable[KVCacheBlock] = (), runs: Iterable[tuple[Run, int]] = ()
-    ) -> None:
+    def __init__(self, blocks: Iterable[KVCacheBlock] = (), runs: Iterable[tuple[Run, int]] = ()) -> None:
         super().__init__(blocks)
-        self.group = group
         self.runs = [*runs]
-        self.request_id = ""
+        self.holder: Holder | None = None
 
     def __getitem__(self, index: Any) -> Any:
         part = super().__getitem__(index)
-        return Hit(self.group, part, self.runs) if isinstance(index, slice) and not index.start else part
+        return Hit(part, self.runs) if isinstance(index, slice) and not index.start else part
 
     def pieces(self) -> Iterator[tuple[Run | None, int, int]]:
         """Yield each run with its positions, first and end, and the positions between runs, with None."""
@@ -177,7 +153,7 @@ class RunQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
                 wanted -= len(taken)
                 if node.blocks:
                     break
-                del node.group.by_key[taken[-1]._block_hash]
+                del node.pool.runs[taken[-1]._block_hash]
             else:
                 blocks.append(node)
                 wanted -= 1
@@ -205,19 +181,44 @@ class RunPool(QuickPool):
     """A pool with runs. Its methods do what vLLM's do, with all fields of all blocks as `dissolve` would leave them."""
 
     free_block_queue: RunQueue
-    groups: dict[int, GroupRuns]
+    runs: dict[bytes, Run]
+    """By the key of the first block."""
+    held: dict[Holder, list[Run]]
+    """In the order of their positions."""
 
     def adopt_runs(self, groups: Iterable[int]) -> None:
         """Keep runs of these groups from now on, with all blocks free that no request holds."""
-        self.groups = {group: GroupRuns() for group in groups}
+        self.groups = frozenset(groups)
+        self.runs, self.held = {}, {}
         self.free_block_queue.__class__ = RunQueue
         self.free_block_queue.pool = self
 
-    def find(self, hashes: BlockHashes, group: int, count: int) -> Hit:
-        """Return the cached blocks of the first `count` hashes up to the first that has none."""
-        return self.groups[group].find(
-            self.cached_block_hash_to_block._cache, hashes.chain.keys(group), count
-        )
+    def unusual(self) -> bool:
+        if not QuickPool.unusual(self):
+            return False
+        RunPool.dissolve(self)
+        return True
+
+    def find(self, keys: Sequence[bytes], count: int) -> Hit:
+        """Return the cached blocks of the first `count` keys up to the first key that has none."""
+        hit = Hit()
+        place, cached = 0, self.cached_block_hash_to_block._cache
+        while place < count:
+            key = keys[place]
+            run = self.runs.get(key)
+            if run is None:
+                entry = cached.get(key)
+                if entry is None:
+                    break
+                # Of several blocks with one hash vLLM takes the first.
+                hit.append(next(iter(entry.values())) if isinstance(entry, dict) else entry)
+                place += 1
+                continue
+            size = run.common(keys, count - place)
+            hit += run.blocks if size == len(run.blocks) else run.blocks[:size]
+            place += size
+            hit.runs.append((run, place))
+        return hit
 
     def are_hashed(self, count: int) -> list[bool]:
         """Return whether each of the next blocks of the queue has a hash, which is lost when the block is taken."""
@@ -232,42 +233,34 @@ class RunPool(QuickPool):
         """Whether no two of these keys are equal, and no block has one of them."""
         return len(set(keys)) == len(keys) and self.cached_block_hash_to_block._cache.keys().isdisjoint(keys)
 
-    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        if self.unusual():
-            RunPool.dissolve(self)
-        return QuickPool.get_new_blocks(self, num_blocks)
-
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        if type(blocks) is Hit and blocks.request_id and not self.metrics_collector:
-            self._join(blocks)
+        if type(blocks) is Hit and blocks.holder and not self.metrics_collector:
+            self._join(blocks, blocks.holder)
             return
         if any(block.ref_cnt == IN_RUN for block in blocks):
             RunPool.dissolve(self)
-        QuickPool.touch(self, blocks)
+        BlockPool.touch(self, blocks)
 
-    def _join(self, hit: Hit) -> None:
-        """Give the request of a hit the runs that it hits, and its other blocks."""
-        held, group = [], hit.group
+    def _join(self, hit: Hit, holder: Holder) -> None:
+        """Give a request the runs that it hits, and its other blocks."""
+        held = []
         for run, first, end in [*hit.pieces()]:
             if run is None:
                 blocks = [*islice(hit, first, end)]
-                QuickPool.touch(self, blocks)
+                BlockPool.touch(self, blocks)
                 if all(block.ref_cnt == 1 for block in blocks):  # no other request has them
                     for block in blocks:
                         block.ref_cnt = IN_RUN
-                    held.append(Run(group, first, blocks, {hit.request_id}))
+                    held.append(Run(self, first, blocks, {holder}))
                 continue
             if end < run.end:
-                group.split(run, end - first)
+                run.split(end - first)
             if not run.holders:
-                before, after = run.prev_free_block, run.next_free_block
-                before.next_free_block, after.prev_free_block = after, before
-                run.prev_free_block = run.next_free_block = None
-                self.free_block_queue.num_free_blocks -= end - first
-            run.holders.add(hit.request_id)
+                run.leave_queue()
+            run.holders.add(holder)
             held.append(run)
         if held:
-            group.of_request[hit.request_id] = held
+            self.held[holder] = held
 
     def cache_full_blocks(
         self,
@@ -279,99 +272,63 @@ class RunPool(QuickPool):
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        if self.unusual():
-            RunPool.dissolve(self)
-        elif block_mask is None and kv_cache_group_id in self.groups:
-            hashes, first, end = request.block_hashes, num_cached_blocks, num_full_blocks
+        hashes, group, first = request.block_hashes, kv_cache_group_id, num_cached_blocks
+        if block_mask is None and group in self.groups and type(hashes) is BlockHashes and not self.unusual():
+            cached = self.cached_block_hash_to_block._cache
+            new = blocks[first:num_full_blocks]
+            keys = hashes.chain.keys(group)[first : min(num_full_blocks, len(hashes))]
+            twice = sum(1 for _ in takewhile(cached.__contains__, keys))  # their content is cached already
             if (
-                type(hashes) is BlockHashes
-                and first < end <= len(hashes)
-                and self.cache_run(
-                    kv_cache_group_id,
-                    request.request_id,
-                    blocks[first:end],
-                    hashes.chain.keys(kv_cache_group_id)[first:end],
-                    first,
-                )
+                len(new) == len(keys)
+                and cached.keys().isdisjoint(keys[twice:])
+                and all(block.ref_cnt == 1 and block._block_hash is None for block in new)
             ):
+                for at in range(twice):
+                    new[at]._block_hash = keys[at]
+                    new[at]._block_hash_num_tokens = (first + at + 1) * block_size
+                    self.cached_block_hash_to_block.insert(keys[at], new[at])
+                if twice < len(new):
+                    self.cache_new((group, request.request_id), first + twice, new[twice:], keys[twice:])
                 return
-        QuickPool.cache_full_blocks(
-            self,
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-            block_mask,
-        )
+        call = (request, blocks, first, num_full_blocks, block_size, group, block_mask)
+        QuickPool.cache_full_blocks(self, *call)
 
-    def cache_run(
-        self, group_id: int, name: str, new: list[KVCacheBlock], keys: Sequence[bytes], first: int
-    ) -> bool:
-        """Give a request's blocks from `first` on these keys and a run.
-
-        False if one has a key already, or another block has the key of a later one.
-        """
-        cached = self.cached_block_hash_to_block._cache
-        for block in new:
-            if block.ref_cnt != 1 or block._block_hash is not None or block.is_null:
-                return False
-        twice = 0
-        if not cached.keys().isdisjoint(keys):
-            twice = sum(1 for _ in takewhile(cached.__contains__, keys))
-            if not cached.keys().isdisjoint(keys[twice:]):
-                return False
-        size = self.hash_block_size
-        for number, (block, key) in enumerate(zip(new[:twice], keys, strict=False), first + 1):
-            block._block_hash, block._block_hash_num_tokens = key, number * size
-            self.cached_block_hash_to_block.insert(key, block)
-        if twice < len(new):
-            self.cache_new(group_id, name, first + twice, new[twice:], keys[twice:])
-        return True
-
-    def cache_new(
-        self, group_id: int, name: str, first: int, new: list[KVCacheBlock], keys: Sequence[bytes]
-    ) -> None:
+    def cache_new(self, holder: Holder, first: int, new: list[KVCacheBlock], keys: Sequence[bytes]) -> None:
         """Give a request's blocks from `first` on these keys, which no block has, and a run."""
         size = self.hash_block_size
         for number, (block, key) in enumerate(zip(new, keys, strict=True), first + 1):
             block._block_hash, block._block_hash_num_tokens = key, number * size
             block.ref_cnt = IN_RUN
         self.cached_block_hash_to_block._cache.update(zip(keys, new, strict=True))
-        group = self.groups[group_id]
-        held = group.of_request.setdefault(name, [])
+        held = self.held.setdefault(holder, [])
         last = held[-1] if held else None
         if last is not None and last.end == first and len(last.holders) == 1:
             last.blocks += new
         else:
-            held.append(Run(group, first, new, {name}))
+            held.append(Run(self, first, new, {holder}))
 
-    def free_request(self, group_id: int, request_id: str, blocks: list[KVCacheBlock]) -> None:
+    def free_held(self, holder: Holder, blocks: list[KVCacheBlock]) -> None:
         """Free the blocks that a request had in a group, the last first."""
-        group = self.groups.get(group_id)
-        held = group.of_request.pop(request_id, ()) if group is not None else ()
-        early: list[KVCacheBlock] = []
-        late: list[Any] = []
+        nodes: list[Any] = []
         upto = len(blocks)
-        for run in reversed(held):
+        for run in reversed(self.held.pop(holder, ())):
             end = run.end
-            if end < upto:
-                _leave(islice(blocks, end, upto), early, late)
+            nodes += reversed(blocks[end:upto])
             upto = run.first
-            run.holders.remove(request_id)
+            run.holders.remove(holder)
             if run.holders:
                 continue
-            if late and type(late[-1]) is Run and late[-1].first == end:
-                rest = late.pop()
-                del rest.group.by_key[rest.blocks[0]._block_hash]
+            if nodes and type(nodes[-1]) is Run and nodes[-1].first == end:
+                rest = nodes.pop()
+                del self.runs[rest._block_hash]
                 run.blocks += rest.blocks
-            late.append(run)
-        _leave(islice(blocks, upto), early, late)
-        queue = self.free_block_queue
-        queue.prepend_n(early)
-        queue.append_n(late)
-        queue.num_free_blocks += sum(len(node.blocks) - 1 for node in late if type(node) is Run)
+            run.ref_cnt = 1
+            nodes.append(run)
+        nodes += reversed(blocks[:upto])
+        QuickPool.free_blocks(self, nodes)
+        self.free_block_queue.num_free_blocks += sum(
+            len(node.blocks) - 1 for node in nodes if type(node) is Run
+        )
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         blocks = list(ordered_blocks)
@@ -382,46 +339,33 @@ class RunPool(QuickPool):
     def dissolve(self) -> None:
         """Become a pool without runs, for good. Methods that were bound before may call it again."""
         queue = self.free_block_queue
-        for group in self.groups.values():
-            for run in group.by_key.values():
-                for block in run.blocks:
-                    block.ref_cnt = len(run.holders)
-                if not run.holders:
-                    before, after = run.prev_free_block, run.next_free_block
-                    for block in reversed(run.blocks):
-                        before.next_free_block, block.prev_free_block = block, before
-                        before = block
-                    before.next_free_block, after.prev_free_block = after, before
-        self.groups = {}
+        for run in self.runs.values():
+            for block in run.blocks:
+                block.ref_cnt = len(run.holders)
+            if not run.holders:
+                before, after = run.prev_free_block, run.next_free_block
+                for block in reversed(run.blocks):
+                    before.next_free_block, block.prev_free_block = block, before
+                    before = block
+                before.next_free_block, after.prev_free_block = after, before
+        self.groups, self.runs = frozenset(), {}
         self.__class__ = QuickPool
         queue.__class__ = FreeKVCacheBlockQueue
 
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        RunPool.dissolve(self)
-        BlockPool.evict_blocks(self, block_ids)
 
-    def reset_prefix_cache(self) -> bool:
-        RunPool.dissolve(self)
-        return BlockPool.reset_prefix_cache(self)  # type: ignore[no-any-return]
+def _without_runs(name: str) -> Any:
+    def method(pool: RunPool, *args: Any, **options: Any) -> Any:
+        RunPool.dissolve(pool)
+        return getattr(BlockPool, name)(pool, *args, **options)
 
-    def unpin_blocks(self, *args: Any) -> None:
-        RunPool.dissolve(self)
-        BlockPool.unpin_blocks(self, *args)
-
-    def cache_partial_block(self, *args: Any, **kwargs: Any) -> Any:
-        RunPool.dissolve(self)
-        return BlockPool.cache_partial_block(self, *args, **kwargs)
-
-    def move_block_hashes(self, *args: Any) -> None:
-        RunPool.dissolve(self)
-        BlockPool.move_block_hashes(self, *args)
+    return method
 
 
-def _leave(blocks: Iterable[KVCacheBlock], early: list[KVCacheBlock], late: list[Any]) -> None:
-    """Take a request from blocks without a run, the last first, and sort those that are free now by when they go."""
-    for block in reversed(list(blocks)):
-        if block.is_null:
-            continue
-        block.ref_cnt -= 1
-        if block.ref_cnt == 0:
-            (early if block._block_hash is None else late).append(block)
+for _name in (
+    "evict_blocks",
+    "reset_prefix_cache",
+    "unpin_blocks",
+    "cache_partial_block",
+    "move_block_hashes",
+):
+    setattr(RunPool, _name, _without_runs(_name))

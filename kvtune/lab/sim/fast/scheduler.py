@@ -13,10 +13,10 @@ Engines with states or a tier of host memory have rows only within a stride (`st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -24,13 +24,15 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
 from kvtune.lab.sim.fast.columns import DUE, INDEX, LAST, SLOTS, TOKENS, Columns, Dealer
+from kvtune.lab.sim.fast.pool import QuickGroup, QuickWindow
+from kvtune.lab.sim.fast.runs import RunPool
 from kvtune.lab.sim.steps import BulkStep, Decoded, DecodedRows, Hidden, hidden_of
-from kvtune.plugin.core.steps.empty import NoopSlots, noop_limits
+from kvtune.plugin.core.steps.empty import NEVER, NoopSlots, noop_limits
 from kvtune.plugin.core.steps.schedule import SteadyDecode
 from kvtune.plugin.core.steps.scheduler import SteadyAsyncScheduler, SteadyScheduler
 from kvtune.plugin.core.steps.steady import carries_extras, is_plain_decode
 from kvtune.plugin.core.steps.update import Outputs
-from kvtune.plugin.vllm.types import BlockIds, GroupManager, Request, Scheduler, has_states
+from kvtune.plugin.vllm.types import BlockIds, Request, Scheduler, has_states, has_window
 
 
 class Shown(list[Request]):
@@ -50,9 +52,21 @@ class ColumnDecode(SteadyDecode):
     beside: bool
     """Whether rows are counted in steps of which vLLM schedules a part, too; else in strides alone."""
 
-    def adopt_columns(self, groups: Sequence[GroupManager], *, digests: bool) -> None:
+    def adopt_columns(self, *, digests: bool) -> None:
         """`digests`: a step's output also gets what the digest of all its rows is made of."""
-        self.dealer = Dealer(self.kv_cache_manager.block_pool, groups)
+        groups, pool = self._groups, self.kv_cache_manager.block_pool
+        self._plain = isinstance(pool, RunPool) and all(
+            type(group) in (QuickGroup, QuickWindow)
+            and group.block_size == self.hash_block_size
+            and not group._record_new_block_ids
+            for group in groups
+        )
+        self._windows = [
+            (group, group.sliding_window + group.extra_retained_tokens - 1)
+            for group in groups
+            if has_window(group)
+        ]
+        self.dealer = Dealer(pool, groups if self._plain and not self._windows else ())
         self.columns = Columns(int(self.steady_runs_ahead))
         self.decoded = None
         self._digests = digests
@@ -66,12 +80,11 @@ class ColumnDecode(SteadyDecode):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         columns = self.columns
-        going_on = None if throttle_prefills or not self._follow() else self.can_place()
-        if going_on is None:
+        new_blocks = None if throttle_prefills or not self._follow() else self._place()
+        if new_blocks is None:
             self.leave_columns()
             return super().schedule(throttle_prefills)
-        new_blocks = self.place(going_on)
-        columns.scheduled = going_on
+        columns.scheduled = going_on = columns.going_on()
         count, running = len(columns.names), self.running
         names = columns.names
         if not going_on.all():
@@ -173,40 +186,79 @@ class ColumnDecode(SteadyDecode):
         due = min(limits.slots + 1 - self.columns.ahead, limits.cached, limits.window + 1)
         return limits.slots, limits.cached, due
 
-    def can_place(self) -> NDArray[np.bool_] | None:
-        """Return which rows go on if the free blocks suffice for them; None if vLLM must decide the step."""
-        columns = self.columns
-        going_on = columns.going_on()
-        active = int(np.count_nonzero(going_on))
-        if not 0 < active <= self.max_num_scheduled_tokens:
-            return None
-        needing = int(np.count_nonzero(going_on & (columns.computed() >= columns.table[SLOTS])))
-        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        return going_on if needing * len(self._groups) <= free else None
-
-    def place(self, going_on: NDArray[np.bool_]) -> dict[str, BlockIds | None]:
-        """Give the rows that are due their blocks, in order. Return the new blocks for digests."""
+    def _place(self) -> dict[str, BlockIds | None] | None:
+        """Give the rows that are due in the next step their blocks, as `place_rows` does."""
         columns, table = self.columns, self.columns.table
+        going_on = columns.going_on()
+        if not 0 < np.count_nonzero(going_on) <= self.max_num_scheduled_tokens:
+            return None
+        due = going_on & (table[TOKENS] >= table[DUE])
+        dealt = self.dealer.deal(columns, 1, going_on) if due.any() else None
+        if dealt is None:
+            return self.place_rows(due.nonzero()[0].tolist())
+        width = len(self._groups)
+        return {
+            columns.names[i]: tuple(
+                [block.block_id] for block in dealt.blocks[number * width : (number + 1) * width]
+            )
+            for number, i in enumerate(dealt.rows if self._digests else ())
+        }
+
+    def place_rows(self, rows: Sequence[int]) -> dict[str, BlockIds | None] | None:
+        """Give these rows their blocks, in order. Return the new blocks for digests.
+
+        None, and no row has a block, if too few are free: vLLM must decide the step.
+        """
+        columns, table = self.columns, self.columns.table
+        free, width = self.kv_cache_manager.block_pool.get_num_free_blocks(), len(self._groups)
+        if width * len(rows) > free:
+            needing = table[TOKENS, rows] + (columns.ahead - 1) >= table[SLOTS, rows]
+            if width * np.count_nonzero(needing) > free:
+                return None
         new_blocks: dict[str, BlockIds | None] = {}
-        if not (going_on & (table[TOKENS] >= table[DUE])).any():
-            return new_blocks
-        dealt = self.dealer.deal(columns, 1, going_on)
-        if dealt is not None:
-            width = len(self._groups)
-            for number, i in enumerate(dealt.rows if self._digests else ()):
-                taken = dealt.blocks[number * width : (number + 1) * width]
-                new_blocks[columns.names[i]] = tuple([block.block_id] for block in taken)
-            return new_blocks
-        for i in (going_on & (table[TOKENS] >= table[DUE])).nonzero()[0].tolist():
-            request = columns.requests[i]
-            if columns.earlier is None or i < columns.earlier:
-                self.settle(i, 0)
-            blocks = self.steady_allocate(request)
-            assert blocks is not None
-            table[SLOTS : DUE + 1, i] = self.events(request)
-            if self._digests:
-                new_blocks[request.request_id] = blocks.get_block_ids(allow_none=True)
+        for i in rows:
+            if self._plain:
+                new_ids = self._place_row(i)
+            else:
+                if not self._has_just_joined(i):
+                    self.settle(i, 0)
+                blocks = self.steady_allocate(columns.requests[i])
+                assert blocks is not None
+                new_ids = blocks.get_block_ids(allow_none=True) if self._digests else None
+                table[SLOTS : DUE + 1, i] = self.events(columns.requests[i])
+            new_blocks[columns.names[i]] = new_ids
         return new_blocks
+
+    def _place_row(self, i: int) -> BlockIds | None:
+        """Do for a row what vLLM's `allocate_slots` does: give back what has left its windows, take blocks, cache."""
+        columns, manager, size = self.columns, self.kv_cache_manager, self.hash_block_size
+        name, new_ids, ahead = columns.names[i], None, columns.ahead
+        tokens, _, slots, cached, _, _ = columns.table[:, i].tolist()
+        processed, due = tokens - 1, NEVER
+        if self._has_just_joined(i):
+            processed += ahead - columns.requests[i].num_in_flight_tokens
+        for window, span in self._windows:
+            gone = max(0, processed - span) // size
+            if gone:
+                window.remove_skipped_blocks(name, processed)
+            due = min(due, (gone + 1) * size + span + 1)
+        if tokens - 1 + ahead >= slots:
+            new = [manager.block_pool.get_new_blocks(1) for _ in self._groups]
+            for group, blocks in zip(self._groups, new, strict=True):
+                group.req_to_blocks[name] += blocks
+            new_ids = tuple([block.block_id] for (block,) in new)
+            slots += size
+        if tokens >= cached:
+            if not self._has_just_joined(i):
+                self.settle(i, 0)
+            manager.coordinator.cache_blocks(columns.requests[i], tokens)
+            cached = (tokens // size + 1) * size
+        columns.table[SLOTS : DUE + 1, i] = slots, cached, min(slots + 1 - ahead, cached, due)
+        return new_ids
+
+    def _has_just_joined(self, i: int) -> bool:
+        """Whether a row's request is as vLLM left it."""
+        return self.columns.earlier is not None and i >= self.columns.earlier
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -332,35 +384,26 @@ def _with_rows(names: list[str], output: ModelRunnerOutput) -> ModelRunnerOutput
     )
 
 
-class ColumnScheduler(ColumnDecode, SteadyScheduler):
-    """vLLM's Scheduler with columns."""
+@cache
+def _with_columns(kind: type) -> type[ColumnDecode]:
+    return type(f"Column{kind.__name__}", (ColumnDecode, kind), {"__module__": __name__})
 
 
-class ColumnAsyncScheduler(ColumnDecode, SteadyAsyncScheduler):
-    """vLLM's AsyncScheduler with columns."""
-
-
-SUCCESSORS: dict[type, type[ColumnDecode]] = {
-    SteadyScheduler: ColumnScheduler,
-    SteadyAsyncScheduler: ColumnAsyncScheduler,
-}
-
-
-def adopt_columns(
-    scheduler: Scheduler, groups: Sequence[GroupManager], *, batches: int, digests: bool
-) -> ColumnDecode | None:
+def adopt_columns(scheduler: Scheduler, *, batches: int, digests: bool) -> ColumnDecode | None:
     """Let a scheduler of the steady-decode path count in columns; None for any other.
 
-    `groups`: those that leap. `batches`: the most that are in flight.
+    `batches`: the most that are in flight.
     """
-    successor = SUCCESSORS.get(type(scheduler))
-    if successor is None:
+    kind = type(scheduler)
+    if kind not in (SteadyScheduler, SteadyAsyncScheduler):
         return None
     adopted = cast(ColumnDecode, scheduler)
-    if scheduler.max_num_scheduled_tokens > adopted.most_step_tokens():
+    if (
+        scheduler.max_num_scheduled_tokens > adopted.most_step_tokens()
+        or adopted.steady_off
+        or batches != (2 if adopted.steady_runs_ahead else 1)
+    ):
         return None
-    if adopted.steady_off or batches != (2 if adopted.steady_runs_ahead else 1):
-        return None
-    scheduler.__class__ = successor
-    adopted.adopt_columns(groups, digests=digests)
+    scheduler.__class__ = _with_columns(kind)  # type: ignore[arg-type]
+    adopted.adopt_columns(digests=digests)
     return adopted

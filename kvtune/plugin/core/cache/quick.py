@@ -7,7 +7,7 @@ hashes) go to vLLM's own methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -55,8 +55,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
         block_mask: list[bool] | None = None,
     ) -> None:
         if self.unusual() or block_size != self.hash_block_size:
-            BlockPool.cache_full_blocks(
-                self,
+            call = (
                 request,
                 blocks,
                 num_cached_blocks,
@@ -65,6 +64,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
                 kv_cache_group_id,
                 block_mask,
             )
+            BlockPool.cache_full_blocks(self, *call)
             return
         cache = self.cached_block_hash_to_block._cache
         group = kv_cache_group_id.to_bytes(4, "big", signed=False)
@@ -94,36 +94,6 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             )
         if stored:
             self.tell_stored(stored, keys)
-
-    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        if self.metrics_collector:
-            BlockPool.touch(self, blocks)
-            return
-        queue = self.free_block_queue
-        before = after = (
-            None  # of a run of blocks that lie one before the other in the queue, as they were freed
-        )
-        removed = 0
-        for block in blocks:
-            if block.ref_cnt and not block.is_null:
-                block.ref_cnt += 1
-                continue
-            if block.is_null:
-                BlockPool.touch(self, [block])  # versions of vLLM differ in its reference count
-                continue
-            if block is not before:
-                if before is not None and after is not None:
-                    before.next_free_block, after.prev_free_block = after, before
-                after = block.next_free_block
-            before = block.prev_free_block
-            if before is None or after is None:
-                queue.remove(block)  # raises
-            block.prev_free_block = block.next_free_block = None
-            block.ref_cnt = 1
-            removed += 1
-        if before is not None and after is not None:
-            before.next_free_block, after.prev_free_block = after, before
-        queue.num_free_blocks -= removed
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         first: list[KVCacheBlock] = []

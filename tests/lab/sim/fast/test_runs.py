@@ -99,11 +99,10 @@ class Side:
         from kvtune.lab.sim.fast.runs import IN_RUN
 
         counts = [block.ref_cnt for block in self.pool.blocks]
-        for group in getattr(self.pool, "groups", {}).values():
-            for run in group.by_key.values():
-                for block in run.blocks:
-                    assert counts[block.block_id] == IN_RUN
-                    counts[block.block_id] = len(run.holders)
+        for run in getattr(self.pool, "runs", {}).values():
+            for block in run.blocks:
+                assert counts[block.block_id] == IN_RUN
+                counts[block.block_id] = len(run.holders)
         return counts
 
     def links(self) -> list[tuple[int | None, ...]]:
@@ -152,8 +151,7 @@ def test_runs_are_vllms_blocks(seed: int) -> None:
         assert stock.state() == quick.state()
         assert stock.counts() == quick.counts()
         twice += any(isinstance(entry, list) for entry in stock.state()[2].values())  # type: ignore[index]
-        runs = [run for group in quick.pool.groups.values() for run in group.by_key.values()]
-        split += any(run.first for run in runs)
+        split += any(run.first for run in quick.pool.runs.values())
     assert min(partial, twice, split) > 20
     quick.pool.dissolve()
     assert stock.state() == quick.state() and stock.counts() == quick.counts()

@@ -74,9 +74,8 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], objective: str) 
             panels.setdefault(trial.settings.get("block_size"), []).append(trial)
     if not panels:
         return None
-    figures = [
-        figure for panel in panels.values() for t in panel if (figure := figure_of(t, objective)) is not None
-    ]
+    every = [figure_of(trial, objective) for panel in panels.values() for trial in panel]
+    figures = [figure for figure in every if figure is not None]
     ends = (min(figures), max(figures))
     charts: list[Chart] = []
     for block in sorted(panels, key=_order)[:MOST_PANELS]:

@@ -102,8 +102,9 @@ def _order(cause: str) -> int:
 
 
 def _colour(cause: str, number: int) -> str:
-    own = HIT_COLOUR if cause == HIT else CAUSES[cause].colour if cause in CAUSES else ""
-    return own or SERIES[(5 + number) % len(SERIES)]
+    if cause == HIT:
+        return HIT_COLOUR
+    return (CAUSES[cause].colour if cause in CAUSES else "") or SERIES[(5 + number) % len(SERIES)]
 
 
 def _by_round(rounds: Sequence[Round]) -> Grid:

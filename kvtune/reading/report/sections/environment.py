@@ -60,11 +60,9 @@ def section(analysis: RunAnalysis) -> Section:
 
 def _core(run: Run) -> str:
     core = run.header.core
-    state = (
-        ""
-        if core.name == "stock"
-        else (" (active)" if core.active else f" (not active: {core.why or 'no reason given'})")
-    )
+    state = " (active)" if core.active else f" (not active: {core.why or 'no reason given'})"
+    if core.name == "stock":
+        state = ""
     settings = ", ".join(f"{k}={_text(v)}" for k, v in changed_settings(core.settings).items())
     return f"{core.name}{state}{': ' + settings if settings else ''}"
 

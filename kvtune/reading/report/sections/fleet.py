@@ -35,7 +35,7 @@ def _recorded(info: RecordedFleet) -> Section:
             Cell(percent(server.query_tokens, asked) if asked else "–", server.query_tokens),
             Cell(count(server.requests), server.requests),
             cell(server.rate, percent),
-            Cell(count(elsewhere := server.misses.get(OTHER_REPLICA, 0)), elsewhere),
+            cell(server.misses.get(OTHER_REPLICA, 0), count),
             Cell(count(server.still_tokens), server.still_tokens),
             Cell(count(server.evicted_blocks), server.evicted_blocks),
             server.note,

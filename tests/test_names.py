@@ -1,4 +1,7 @@
-"""Names say what they name: variables, and classes that one file imports. Docstrings begin with a subject or a verb."""
+"""Names say what they name: variables, and classes that one file imports. Docstrings begin with a subject or a verb.
+
+No expression hides an `if`.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +99,44 @@ def test_a_docstring_that_begins_with_a_preposition_is_found() -> None:
     assert (
         len(openings(ast.parse('"""Of a module."""\nX = 1\n"""By name."""\nY = 2\n"""Offers both."""'))) == 2
     )
+
+
+HIDDEN_IFS_LATER = {"servers": 5}
+"""How many expressions of a room still hide an `if`; these only fall."""
+
+
+def hidden_ifs(tree: ast.AST) -> list[int]:
+    """Return the lines of conditional expressions that are statements, or that hold another as one of their values."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Expr) and isinstance(node.value, ast.IfExp))
+        or (isinstance(node, ast.IfExp) and ast.IfExp in (type(node.body), type(node.orelse)))
+    ]
+
+
+def test_no_expression_hides_an_if() -> None:
+    """A conditional expression is one value or another: what only acts, and what chooses twice, is an `if`."""
+    found: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE)
+        lines = hidden_ifs(ast.parse(path.read_text(encoding="utf-8")))
+        found.setdefault(name.parts[0], []).extend(f"{name}:{line}" for line in lines)
+    assert [places for room, places in found.items() if len(places) > HIDDEN_IFS_LATER.get(room, 0)] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "hides"),
+    [
+        ("start() if late else stop()", True),
+        ("x = 1 if a else 2 if b else 3", True),
+        ("x = (1 if b else 2) if a else 3", True),
+        ("x = 1 if a else f(2 if b else 3)", False),
+        ("if late:\n    start()", False),
+    ],
+)
+def test_an_expression_that_hides_an_if_is_found(code: str, hides: bool) -> None:
+    assert bool(hidden_ifs(ast.parse(code))) == hides
 
 
 def twins(sources: Mapping[str, str]) -> set[str]:

@@ -95,7 +95,9 @@ def check_json(text: bytes | str, budget: Budget = USUAL) -> int:
     if len(text) > budget.text_bytes:
         raise BeyondError(f"it has more than {size(budget.text_bytes)}")
     content = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
-    wide = 1 if content.isascii() else 4 if re.search(rb"[\xf0-\xff]", content) else 2
+    wide = 1
+    if not content.isascii():
+        wide = 4 if re.search(rb"[\xf0-\xff]", content) else 2
     if content.count(b'"') > 2 * MOST_TEXTS:
         raise BeyondError(f"it has more than {MOST_TEXTS:,} texts")
     need = 2 * wide * len(content)  # the text itself, and those in it

@@ -87,7 +87,7 @@ class Secrets:
     """What one call was given as keys. They are found in a text as whole words, also as Python and JSON quote them."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        long = {text for value in values if len(text := value.strip()) >= SHORTEST}
+        long = {text for text in map(str.strip, values) if len(text) >= SHORTEST}
         self.values = sorted(long, key=len, reverse=True)
         forms = [form for text in self.values for form in (text, repr(text)[1:-1], json.dumps(text)[1:-1])]
         words = "|".join(re.escape(form) for form in dict.fromkeys(forms))
@@ -191,9 +191,13 @@ def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
         return *value.span("key"), ""
     if LISTED.match(text, begin) or (sure and text.startswith(("[", "{"), begin)):
         return begin, _end(text, begin), quote
-    if quote and JSON.match(text, begin):
-        return None
-    pattern = DRAWN if sign and not sure else FIELD if quote else LINE if ":" in sign else WORD
+    pattern = LINE if ":" in sign else WORD
+    if quote:
+        pattern = FIELD
+        if JSON.match(text, begin):
+            return None
+    if sign and not sure:
+        pattern = DRAWN
     value = pattern.match(text, begin)
     return value and (*value.span("key"), quote)
 

@@ -69,8 +69,7 @@ def compare(query: CompareQuery) -> int:
     print_answer(answer, document(made), json=query.json, md=query.md, page=query.page)
     for line in failed:
         always(f"--fail-on holds, {line}")
-    judged = [
-        figure for side in answer.comparisons for figure in side.figures if figure.verdict != NOT_JUDGED
-    ]
-    decided = judged or condition is not None or answer.servers is not None
-    return EXIT_FAILED if failed else 0 if decided else EXIT_UNKNOWN
+    if failed:
+        return EXIT_FAILED
+    judged = any(figure.verdict != NOT_JUDGED for side in answer.comparisons for figure in side.figures)
+    return 0 if judged or condition is not None or answer.servers is not None else EXIT_UNKNOWN

@@ -60,11 +60,13 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
     recorded = read_run(query.run)
     server = recorded.header.extra.server if query.trace is None else None
     log = query.trace is not None and recorded.header.workload.name == "requests"
-    query.refuse(of="server" if server else "log" if log else "run")
+
     show = partial(print_answer, json=query.json, md=query.md, page=query.page)
     if server is not None:
+        query.refuse(of="server")
         show(server, _server_document(recorded, server, str(query.run)))
         return 0
+    query.refuse(of="log" if log else "run")
     _announce(query, recorded)
     explanation = _explanation(query, recorded, log, lab)
     kept = explanation if query.with_text else for_others(explanation)

@@ -199,7 +199,7 @@ class Query:
 
     def _wanted(self, name: str, need: Need, fields: Mapping[str, _Field]) -> str:
         """Return in words what a field or a fact must be."""
-        values = (need,) if isinstance(need, str) else need if isinstance(need, tuple) else ()
+        values = () if isinstance(need, bool) else _values(need)
         if name not in fields:
             return " or ".join(self.FACTS[name][value] for value in values)
         return " or ".join(f"{fields[name].spelled} {value}" for value in values) or fields[name].shown
@@ -210,6 +210,10 @@ def present(value: object) -> bool:
     return value is not None and value is not False and value != "" and value != () and value != []
 
 
+def _values(need: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (need,) if isinstance(need, str) else need
+
+
 def _failing(
     when: When, values: Mapping[str, Any], fields: Mapping[str, _Field]
 ) -> Iterator[tuple[str, Need]]:
@@ -217,10 +221,7 @@ def _failing(
         if name not in values:
             continue
         value = values[name]
-        if isinstance(need, bool):
-            holds = present(value) == need
-        else:
-            holds = value in ((need,) if isinstance(need, str) else need)
+        holds = present(value) == need if isinstance(need, bool) else value in _values(need)
         if not holds:
             yield name, need
 

@@ -33,13 +33,14 @@ def report(query: ReportQuery) -> None:
     """Draw a run, a comparison of runs, or a study of sweep or tune as one self-contained HTML file."""
     from kvtune.answers.tune.study import is_study
 
-    study = any(is_study(path) for path in query.runs)
-    query.refuse(of="study" if study else "run" if len(query.runs) == 1 else "runs")
-    if study:
+    if any(is_study(path) for path in query.runs):
+        query.refuse(of="study")
         _study(query)
     elif len(query.runs) == 1:
+        query.refuse(of="run")
         _run(query)
     else:
+        query.refuse(of="runs")
         _runs(query)
 
 

@@ -140,14 +140,9 @@ def origins(given: frozenset[str], recipe: frozenset[str], platform: str) -> dic
 
     `given`: settings that flags or a recipe give. `recipe`: settings that only the recipe gives.
     """
-    return {
-        name: "recipe"
-        if name in recipe
-        else "flag"
-        if name.replace("_", "-") in given
-        else f"vLLM's default for {platform}"
-        for name in DECIDED
-    }
+    flags = {name: "flag" for name in DECIDED if name.replace("_", "-") in given}
+    recipes = {name: "recipe" for name in DECIDED if name in recipe}
+    return dict.fromkeys(DECIDED, f"vLLM's default for {platform}") | flags | recipes
 
 
 DECIDED = ("max_num_batched_tokens", "max_num_seqs", "block_size")

@@ -218,13 +218,9 @@ def _value(value: object) -> str:
 
 def text_of(value: Scalar) -> str:
     """Return a setting as people write it: `true`, `0.5`, `lru`."""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -98,17 +98,17 @@ def line_of(error: Exception) -> str:
 
 
 def of_model(setup: Setup) -> ModelReply:
-    """Ask about one model. It is spread over as many GPUs as it needs, unless a flag says how many."""
+    """Ask about one model, on one GPU and then on more until it fits, unless a flag says how many."""
     from kvtune.lab.sim.build import choose_core
 
     choose_core(setup)
     sized = setup.sized() if setup.machine.memory_bytes or setup.sizes_pool else setup
-    free = sized.machine.kind == "cuda" and not settings_given(setup.engine_args) & SPREADS
+    may_spread = sized.machine.kind == "cuda" and not settings_given(setup.engine_args) & SPREADS
     gpus = 1
     while True:
         reply = _asked(on_gpus(sized, gpus), gpus)
         need = SPREAD.search(" ".join(reply.missed))
-        if not free or gpus >= MOST_GPUS or need is None:
+        if not may_spread or gpus >= MOST_GPUS or need is None:
             return reply
         gpus = max(2 * gpus, int(need[1] or 0))
 
@@ -173,7 +173,7 @@ def settings_of(config: Any, above: str = "") -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text: of an object its class alone, of a file's path nothing."""
+    """Return a value as text that is equal on all machines: an object is its class, and a path is empty."""
     if isinstance(value, list | tuple | set | frozenset):
         texts = [text_of(each) for each in value]
         return f"[{', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)}]"

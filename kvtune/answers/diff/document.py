@@ -96,7 +96,9 @@ def _text(value: Value) -> str:
         return f"{'/'.join(floats)} %" if floats else ", ".join(map(str, value))
     if isinstance(value, bool):
         return "on" if value else "off"
-    return value if isinstance(value, str) else count(value) if isinstance(value, int) else f"{value:g}"
+    if isinstance(value, int):
+        return count(value)
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _sections(diff: Diff) -> Iterator[Section]:

@@ -257,9 +257,11 @@ def kernel_refusal(config: Any, kv: Any) -> str:
     from vllm.v1.worker.utils import prepare_kernel_block_sizes
 
     attention = [
-        [SimpleNamespace(backend=each, kv_cache_spec=group.kv_cache_spec) for each in of_group]
+        [
+            SimpleNamespace(backend=each, kv_cache_spec=group.kv_cache_spec)
+            for each in backends(config, group.layer_names)
+        ]
         for group in kv.kv_cache_groups
-        if (of_group := backends(config, group.layer_names)) is not None
     ]
     try:
         prepare_kernel_block_sizes(kv, attention)

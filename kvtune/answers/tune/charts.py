@@ -13,7 +13,7 @@ from kvtune.answers.tune.rows import figure_of, number_of, settings_text, shown_
 from kvtune.base.units import number
 from kvtune.data.recipe import Scalar, text_of
 from kvtune.data.show.charts import columns, spec_of
-from kvtune.data.show.parts import Cell, Chart, Section, grid
+from kvtune.data.show.parts import Cell, Chart, Section, cell, grid
 
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
@@ -74,9 +74,8 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], objective: str) 
             panels.setdefault(trial.settings.get("block_size"), []).append(trial)
     if not panels:
         return None
-    figures = [
-        figure for panel in panels.values() for t in panel if (figure := figure_of(t, objective)) is not None
-    ]
+    every = [figure_of(trial, objective) for panel in panels.values() for trial in panel]
+    figures = [figure for figure in every if figure is not None]
     ends = (min(figures), max(figures))
     charts: list[Chart] = []
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
@@ -180,7 +179,7 @@ def front_section(
     best = sorted((t for t in drawn if t.number in ahead), key=lambda t: figure_of(t, across) or 0.0)
     rows = [
         (
-            Cell(str(t.number), t.number),
+            cell(t.number, str),
             settings_text(t),
             *(Cell(number_of(t, name), figure_of(t, name)) for name in axes),
         )

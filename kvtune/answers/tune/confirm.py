@@ -225,9 +225,7 @@ def _shown(baseline: Contender, finalists: Sequence[Contender], objective: Objec
 
 
 def _mean(side: Contender, objective: Objective) -> float:
-    scores = [
-        v for t in side.trials if t.state == "complete" and (v := objective.score(t.summary)) is not None
-    ]
+    scores = [objective.better * figure for _, figure in objective.measured(side.trials)]
     return sum(scores) / len(scores) if scores else float("-inf")
 
 

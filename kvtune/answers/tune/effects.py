@@ -14,11 +14,7 @@ LEFT_OUT = "default"
 
 def effects(trials: Sequence[Trial], objective: Objective) -> list[Effect]:
     """Return for each knob tried at several values the mean figure of each value, largest effect first."""
-    scored = [
-        (t, figure)
-        for t in trials
-        if t.state == "complete" and (figure := objective.of(t.summary)) is not None
-    ]
+    scored = objective.measured(trials)
     ranked = []
     for knob in dict.fromkeys(name for t, _ in scored for name in t.settings):
         values: dict[Scalar, list[float]] = {}
@@ -57,8 +53,7 @@ def around(leader: Trial, trials: Sequence[Trial], objective: Objective) -> list
 
 def notes(trials: Sequence[Trial]) -> list[str]:
     """Return a remark if no trial hit anything, as then no knob can help; else an empty list."""
-    objective = OBJECTIVES["hit-rate"]
-    rates = [rate for t in trials if t.state == "complete" and (rate := objective.of(t.summary)) is not None]
+    rates = [rate for _, rate in OBJECTIVES["hit-rate"].measured(trials)]
     if not rates or any(rates):
         return []
     return [

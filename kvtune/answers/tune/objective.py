@@ -62,6 +62,11 @@ class Objective:
         except KeyError:
             return None
 
+    def measured(self, trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+        """Return the complete trials that have the figure, each with it."""
+        figures = [(t, self.of(t.summary)) for t in trials if t.state == "complete"]
+        return [(t, figure) for t, figure in figures if figure is not None]
+
     def score(self, summary: Mapping[str, object]) -> float | None:
         """Return the figure as a score, larger is better; None if the run lacks the figure."""
         value = self.of(summary)
@@ -77,7 +82,7 @@ OBJECTIVES = {
 
 def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:
     """Read one objective, or several separated by commas. UsageError for goodput if `slo` is given but empty."""
-    named = {(each := _read(part.strip() or text)).name: each for part in text.split(",")}
+    named = {each.name: each for each in (_read(part.strip() or text) for part in text.split(","))}
     if "goodput" in named and slo is not None and not slo:
         raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
     first, *others = named.values()
@@ -123,11 +128,8 @@ def axes(objective: Objective) -> tuple[Objective, ...]:
 
 def front(trials: Sequence[Trial], objective: Sequence[Objective]) -> list[Trial]:
     """Return the Pareto front of the complete trials, in order; of trials with equal figures, only the first."""
-    scored = [
-        (t, tuple(scores))
-        for t in trials
-        if t.state == "complete" and None not in (scores := [o.score(t.summary) for o in objective])
-    ]
+    every = [(t, tuple(o.score(t.summary) for o in objective)) for t in trials if t.state == "complete"]
+    scored = [(t, scores) for t, scores in every if None not in scores]
 
     def beaten(number: int, mine: tuple[float | None, ...]) -> bool:
         return any(

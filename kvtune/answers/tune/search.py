@@ -121,5 +121,6 @@ def _scores(objective: Objective, trial: Trial) -> list[float] | None:
     """Return one score per objective, larger is better; None for a failed trial or a missing figure."""
     if trial.state != "complete":
         return None
-    scores = [score for o in objective.all if (score := o.score(trial.summary)) is not None]
-    return scores if len(scores) == len(objective.all) else None
+    every = [each.score(trial.summary) for each in objective.all]
+    scores = [score for score in every if score is not None]
+    return scores if len(scores) == len(every) else None

@@ -61,16 +61,17 @@ class ProgressView:
             console=self._console,
             transient=True,
         )
+        self._shown: Ticker | Progress = self._ticker if self._plain else self._bar
         self._task = self._bar.add_task(label, total=total, detail="")
 
     def __enter__(self) -> Self:
-        self._ticker.__enter__() if self._plain else self._bar.start()
+        self._shown.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ticker.__exit__(kind, error, trace) if self._plain else self._bar.stop()
+        self._shown.__exit__(kind, error, trace)
 
     def __call__(self, event: Event) -> None:
         if event.kind == "phase":

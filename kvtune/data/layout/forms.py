@@ -41,12 +41,11 @@ def form_of(replayed: Sequence[tuple[int, int]], units: Sequence[int]) -> Form |
 
     `units`: those that are possible: what hashes have, what hits end at, a block.
     """
-    held = [
-        form
+    forms = (
+        Form(unit=unit, dropped=dropped, spared=spared, lengths=len(replayed))
         for unit, dropped, spared in product(sorted(set(units)), (0, 1), (0, 1))
-        if (form := Form(unit=unit, dropped=dropped, spared=spared, lengths=len(replayed)))
-        and all(form.hits(tokens) == hits for tokens, hits in replayed)
-    ]
+    )
+    held = [form for form in forms if all(form.hits(tokens) == hits for tokens, hits in replayed)]
     return held[0] if len(held) == 1 and any(hits for _, hits in replayed) else None
 
 

@@ -88,7 +88,8 @@ def _implausible(fields: dict[str, Any]) -> str:
             parts += part
             continue
         for name, value in part.items() if isinstance(part, dict) else ():
-            count = len(value) if isinstance(value, list) else value if isinstance(value, int | float) else 0
+            number = len(value) if isinstance(value, list) else value
+            count = number if isinstance(number, int | float) else 0
             most = next((most for named, most in PLAUSIBLE if named.search(name)), math.inf)
             if count > most:
                 shown = f"lists {count:,}" if isinstance(value, list) else f"is {value:,}"[:40]

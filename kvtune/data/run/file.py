@@ -336,7 +336,8 @@ def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Ta
 
 def _filled(table: str, column: str, rows: int) -> NDArray[Any]:
     kind = TABLES[table][column]
-    if kind == "f8" and (table, column) not in MAY_BE_NAN:
+    if kind != "f8":
+        return np.zeros(rows, dtype="U1" if kind == "U" else kind)
+    if (table, column) not in MAY_BE_NAN:
         raise ValueError(f"it lacks {table}.{column}")
-    fill = np.nan if kind == "f8" else ("" if kind == "U" else 0)
-    return np.full(rows, fill, dtype="U1" if kind == "U" else kind)
+    return np.full(rows, np.nan)

@@ -19,7 +19,7 @@ from kvtune.plugin.vllm.plugin_state import STATE
 
 COMPILED = (
     "vllm._C_stable_libtorch",
-    "vllm._cumem_allocator",
+    "vllm._deepselect_C",
     "vllm._flashkda_C",
     "vllm._flashmla_C",
     "vllm._flashmla_extension_C",
@@ -35,6 +35,7 @@ COMPILED = (
     "vllm.vllm_flash_attn._vllm_fa2_C",
     "vllm.vllm_flash_attn._vllm_fa3_C",
     "vllm.vllm_flash_attn.cute",
+    "vllm.vllm_flash_attn.layers",
 )
 """Modules of the CUDA wheel that the CPU wheel lacks. Without the first none works, whatever of it is Python."""
 
@@ -47,6 +48,7 @@ PACKAGES = (
     "quack",
     "tilelang",
     "timm",
+    "torchaudio",
     "torchvision",
     "tokenspeed_mla",
     "triton_kernels",
@@ -56,8 +58,8 @@ PACKAGES = (
 OPERATORS = (
     "_C",
     "_C_cache_ops",
+    "_C_cuda_utils",
     "_C_custom_ar",
-    "_C_utils",
     "_flashkda_C",
     "_flashmla_C",
     "_flashmla_extension_C",
@@ -65,6 +67,7 @@ OPERATORS = (
     "_qutlass_C",
     "_vllm_fa2_C",
     "_vllm_fa3_C",
+    "deep_select",
 )
 """Namespaces of torch.ops with operators of the compiled modules."""
 

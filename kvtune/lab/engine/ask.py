@@ -29,25 +29,26 @@ def specs(setup: Setup) -> dict[str, Any]:
 
 
 def _ask(want: str, setup: Setup) -> dict[str, Any]:
+    """Ask vLLM in a child process, as it settles what it is asked by starting. `want`: "facts" or "specs"."""
     model = setup.model
     resolve(model, dummy=True, engine_args=setup.engine_args)  # a wrong name fails at once
-    asked: Dialogue[Answered | Refused] = Dialogue(Answered | Refused, "kvtune.answers.doctor.child", want)
+    dialogue: Dialogue[Answered | Refused] = Dialogue(Answered | Refused, "kvtune.answers.doctor.child", want)
     try:
-        asked.ask(setup)
-        reply = asked.answer(TIMEOUT_S)
+        dialogue.ask(setup)
+        reply = dialogue.answer(TIMEOUT_S)
     except TimeoutError as error:
         raise KvtuneError(
             f"vLLM did not settle the configuration of {model} within {TIMEOUT_S:.0f} s",
             "a model by its hub name needs the network: give a folder with config.json",
         ) from error
     except EOFError as error:
-        code, line = asked.child.wait(), asked.last_line() or "no message"
+        code, line = dialogue.child.wait(), dialogue.last_line() or "no message"
         raise KvtuneError(
             f"the process that asks vLLM about {model} ended with code {code}: {line}",
             "run again with --debug and report it",
         ) from error
     finally:
-        asked.end()
+        dialogue.end()
     if isinstance(reply, Refused):
         raise reply.error()
     return reply.facts

@@ -105,8 +105,7 @@ def cause(log: str) -> str:
                 raised.append(line)
             ignored = False
     first = [line for line in raised if not any(f in line for f in _FOLLOWS)]
-    chosen = first[0] if first else (raised[0] if raised else "")
-    return chosen[:400]
+    return next(iter(first or raised), "")[:400]
 
 
 _NO_HUB = re.compile(

@@ -258,23 +258,17 @@ def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
         return ["vLLM's own counters were not received: ours are not checked against them"]
     done = np.isfinite(requests["finished_s"])
     counted = requests["hit_tokens"] >= 0
-    ours = {
-        "hits": int((requests["hit_tokens"] - requests["tier_hit_tokens"])[counted].sum()),
-        "tier_hits": int(requests["tier_hit_tokens"][counted].sum()),
-        "finished": int(done.sum()),
-        "prompt_tokens": int(requests["prompt_tokens"][done].sum()),
-        "generation_tokens": int(requests["output_tokens"].sum()),
-    }
-    what = {
-        "hits": "prefix-cache hit tokens",
-        "tier_hits": "tokens that host memory gave back",
-        "finished": "finished requests",
-        "prompt_tokens": "prompt tokens of finished requests",
-        "generation_tokens": "generated tokens",
-    }
+    hits, from_host = (requests[name][counted].sum() for name in ("hit_tokens", "tier_hit_tokens"))
+    ours = (
+        ("hits", "prefix-cache hit tokens", int(hits - from_host)),
+        ("tier_hits", "tokens that host memory gave back", int(from_host)),
+        ("finished", "finished requests", int(done.sum())),
+        ("prompt_tokens", "prompt tokens of finished requests", int(requests["prompt_tokens"][done].sum())),
+        ("generation_tokens", "generated tokens", int(requests["output_tokens"].sum())),
+    )
     return [
-        f"{what[name]}: the front end counted {value}, vLLM {int(counters[name])}"
-        for name, value in ours.items()
+        f"{what}: the front end counted {value}, vLLM {int(counters[name])}"
+        for name, what, value in ours
         if name in counters and value != int(counters[name])
     ]
 

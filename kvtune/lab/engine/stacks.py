@@ -187,9 +187,10 @@ def sampled(titles: Mapping[int, str]) -> dict[str, int]:
     """Return the pid of each EngineCore and worker by role; several of a role are numbered: `worker_0`, `worker_1`."""
     by_role: dict[str, list[int]] = {}
     for pid, title in sorted(titles.items()):
-        role = "engine_core" if "EngineCore" in title else ("worker" if "Worker" in title else "")
-        if role:
-            by_role.setdefault(role, []).append(pid)
+        if "EngineCore" in title:
+            by_role.setdefault("engine_core", []).append(pid)
+        elif "Worker" in title:
+            by_role.setdefault("worker", []).append(pid)
     return {
         role if len(pids) == 1 else f"{role}_{number}": pid
         for role, pids in by_role.items()

@@ -83,8 +83,8 @@ class WaitCollector:
         first, second, third = self.thresholds
         if young < first:
             return
-        generation = 0 if middle < second else 1 if old < third else 2
-        gc.collect(generation)
+        oldest = 1 if old < third else 2
+        gc.collect(0 if middle < second else oldest)
         state.count("collections_at_wait")
 
     def attach(self, engine: EngineCore) -> None:

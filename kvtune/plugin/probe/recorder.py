@@ -259,8 +259,7 @@ class CounterReader:
     def collect(self) -> Iterable[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        paths = sorted(self._folder.glob(f"*{PAGE}"))
-        pages = [page for path in paths if (page := CounterPage.read(path))]
+        pages = [page for page in map(CounterPage.read, sorted(self._folder.glob(f"*{PAGE}"))) if page]
         if not pages:
             return
         active = all(page["active"] for page in pages)

@@ -113,7 +113,8 @@ def _parameters(node: Any) -> list[str]:
         return []
     a = node.args
     names = [p.arg for p in (*a.posonlyargs, *a.args)]
-    names += [f"*{a.vararg.arg}"] if a.vararg else ["*"] if a.kwonlyargs else []
+    if a.vararg or a.kwonlyargs:
+        names.append(f"*{a.vararg.arg}" if a.vararg else "*")
     names += [p.arg for p in a.kwonlyargs]
     return names + ([f"**{a.kwarg.arg}"] if a.kwarg else [])
 

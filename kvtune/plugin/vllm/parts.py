@@ -77,7 +77,7 @@ def _difference(
     wanted = tuple(symbols)
     first = ""
     for version_manifest in manifests:
-        why = next((w for symbol in wanted if (w := source.difference(version_manifest, symbol))), "")
+        why = next(filter(None, (source.difference(version_manifest, symbol) for symbol in wanted)), "")
         if not why:
             return ""
         first = first or why

@@ -83,9 +83,9 @@ def fleet(run: Run) -> Fleet | None:
     if len(numbers) == 1:
         return None
     info = run.header.extra.fleet
-    others = () if info is None else info.others
+    router, others = ("", ()) if info is None else (info.router, info.others)
     return Fleet(
-        "" if info is None else AS_ROUTED if info.router == "given" else info.router,
+        AS_ROUTED if router == "given" else router,
         tuple(_replica(run, rank) for rank in numbers),
         tuple(msgspec.structs.replace(other, router=other.router or ONE_CACHE) for other in others),
     )

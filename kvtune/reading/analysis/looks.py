@@ -98,9 +98,7 @@ def timeline(run: Run) -> Timeline | None:
     looks = run.table("looks")
     if not len(looks["t_s"]):
         return None
-    everything = np.ones(len(looks["t_s"]), dtype=np.bool_)
-    whole = stretch(run, everything)
-    worst = _worst(looks)
+    whole, worst = stretch(run, np.ones(len(looks["t_s"]), dtype=np.bool_)), _worst(looks)
     if worst is None:
         return Timeline(whole, moments=moments(looks))
     return Timeline(whole, stretch(run, worst), stretch(run, ~worst), moments(looks))

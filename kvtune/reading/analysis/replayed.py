@@ -166,7 +166,9 @@ def beside(run: Run) -> str:
         if rate is None and server is not None:
             rate = server.rate
         what += f", {percent(rate)} of tokens hit" if rate is not None else ""
-        why = "" if made is None else made.why if made.other is None else made.other.error
-        return f"{what}; {other} was not replayed: {why.rstrip('.')}." if made is not None else f"{what}."
+        if made is None:
+            return f"{what}."
+        why = made.why if made.other is None else made.other.error
+        return f"{what}; {other} was not replayed: {why.rstrip('.')}."
     own, others = (percent(hits, made.query_tokens) for hits in (made.hit_tokens, made.other.hit_tokens))
     return f"{what}, {own} of tokens hit{'; ' if replayed else '. Replayed: '}{other}, {others}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 
 from kvtune.base.errors import UsageError, did_you_mean
@@ -66,8 +67,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
     """Show progress on stderr: on a terminal in one line that is removed at the end, else line by line."""
     terminal = sys.stderr.isatty()
 
-    def say(text: str) -> None:
-        redraw(text) if terminal else print(text, file=sys.stderr, flush=True)
+    say = redraw if terminal else partial(print, file=sys.stderr, flush=True)
 
     say("computing bounds ..")
     try:

@@ -83,16 +83,16 @@ def _evidence(recipe: Recipe) -> Section:
     figures = [_figure(path, evidence.get("figures", {})) for path in OF_RECIPES]
     shown = [figure for figure in figures if figure is not None]
     if shown:
-        runs = len(evidence.get("baseline_runs", [])), len(evidence.get("runs", []))
-        facts.append(("runs", f"{runs[0]} engine runs of stock vLLM, {runs[1]} of the recipe, in turn"))
+        stocks, mine = (len(evidence.get(key, [])) for key in ("baseline_runs", "runs"))
+        facts.append(("runs", f"{stocks} engine runs of stock vLLM, {mine} of the recipe, in turn"))
     elif "simulated" in evidence:
         figure = quantity(OBJECTIVES.get(str(evidence.get("objective", "")), ""))
-        stock, mine = (figure.text(evidence.get(key)) for key in ("simulated_baseline", "simulated"))
-        facts.append((f"{figure.title} in simulation", f"{stock} with stock vLLM, {mine} with the recipe"))
+        old, new = (figure.text(evidence.get(key)) for key in ("simulated_baseline", "simulated"))
+        facts.append((f"{figure.title} in simulation", f"{old} with stock vLLM, {new} with the recipe"))
     return Section(
         "evidence",
         "Evidence, for this load alone",
-        facts=tuple(fact for fact in facts if fact[1]),
+        facts=tuple((name, value) for name, value in facts if value),
         tables=(figure_table("stock", "recipe", shown),),
         notes=("Another load, another model or another device needs its own: `kvtune tune`.",),
     )

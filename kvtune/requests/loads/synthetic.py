@@ -190,6 +190,7 @@ def chat(
     for index in range(total):
         turn, session = divmod(index, sessions)
         last = index - sessions
+        earlier = before - 1 if turn == 0 else before + last
         if turn == 0:
             prompt: tuple[Span, ...] = (Span(0, 0, system), Span(1 + index, 0, first))
         else:
@@ -201,7 +202,7 @@ def chat(
                 prompt,
                 output,
                 arrival_s=starts[session] if turn == 0 and not before else None,
-                after=(before + last,) if turn else (before - 1,) if before else (),
+                after=() if earlier < 0 else (earlier,),
                 think_s=0.0 if turn == 0 else think,
                 round=turn,
                 kind="turn",

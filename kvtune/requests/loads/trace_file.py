@@ -141,6 +141,7 @@ def _in_order(file: Path, rows: Iterable[Row], sort: bool) -> Iterator[Row]:
 
 
 def _rows(file: Path, format: str) -> Iterator[Row]:
+    """Yield a trace's rows. `format`: its name, or "auto" to tell it by the first line."""
     with opened(file) as stream:
         lines = lines_of(file, stream)
         head = next(lines, "").lstrip("\ufeff")

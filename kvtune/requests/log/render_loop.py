@@ -121,13 +121,9 @@ def _limit(seconds: float, most_bytes: int | None) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, WAIT * seconds)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = (
-        hard
-        if most_bytes is None
-        else most_bytes
-        if hard == resource.RLIM_INFINITY
-        else min(most_bytes, hard)
-    )
+    soft = hard if most_bytes is None else most_bytes
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +229,8 @@ def _done(
     """Yield the requests of lines. `answers`: what was rendered for them, in order."""
     given = iter(answers)
     for line in lines:
-        rendered = [answer for _ in line.asked if (answer := next(given, None)) is not None]
         try:
-            yield _whole(path, line, rendered)
+            yield _whole(path, line, list(islice(given, len(line.asked))))
         except KvtuneError as error:
             if not line.own:
                 raise

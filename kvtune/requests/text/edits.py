@@ -283,20 +283,23 @@ def _is_version(old: Part, new: Part, as_many: int, work: Work) -> bool:
 
 
 def _alone(gone: Sequence[Part], come: Sequence[Part], next_: Span, moved: Collection[str]) -> Iterator[Edit]:
-    """Name the parts before a pair that one prompt has: tools, flags and moved parts one by one, turns together."""
+    """Name the parts before a pair that one prompt has: tools, flags and moved parts one by one, turns together.
+
+    `next_`: where the pair stands in the old and in the new prompt.
+    """
     groups: dict[int, tuple[list[Part], list[Part]]] = {}
     for side, parts in ((1, come), (0, gone)):
         for part in parts:
             apart = part.what in ("tool", "flag") or part.text in moved
             groups.setdefault(id(part) if apart else 0, ([], []))[side].append(part)
-    for both in groups.values():
-        sides: list[tuple[list[Part], list[Part]]] = [both]
-        if all(both) and not kind_of(Difference("parts", both[1][0], gone=both[0], come=both[1])):
-            sides = [([], both[1]), (both[0], [])]
-        for some, others in sides:
-            part = (others or some)[0]
-            old, new = _of_parts(some, next_[0]), _of_parts(others, next_[1])
-            difference = Difference("parts", part, moved=part.text in moved, gone=some, come=others)
+    for lost, added in groups.values():
+        edits: list[tuple[list[Part], list[Part]]] = [(lost, added)]
+        if lost and added and not kind_of(Difference("parts", added[0], gone=lost, come=added)):
+            edits = [([], added), (lost, [])]  # no kind is named for both together: each is its own edit
+        for before, after in edits:
+            part = (after or before)[0]
+            old, new = _of_parts(before, next_[0]), _of_parts(after, next_[1])
+            difference = Difference("parts", part, moved=part.text in moved, gone=before, come=after)
             place = part.place.partition(".")[0] if part.text in moved else part.place
             yield _edit(kind_of(difference), replace(part, place=place, text=""), old, new)
 

@@ -123,7 +123,7 @@ def export(recipe: Recipe, folder: Path) -> list[Path]:
         for path in made:  # leave both files or neither
             path.unlink(missing_ok=True)
         if isinstance(error, FileExistsError):
-            taken = env if made else config if os.path.lexists(config) else folder
+            taken = next((path for path, _ in files if os.path.lexists(path)), folder)
             raise UsageError(f"{taken} exists", "give another folder with -o DIR") from error
         raise KvtuneError(
             f"cannot write to {folder}: {error.strerror or error}", "choose another -o DIR"

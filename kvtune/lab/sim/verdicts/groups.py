@@ -69,14 +69,15 @@ def is_draft_layer(name: str, target_layers: int) -> bool:
 
 
 def lookup_groups(coordinator: Coordinator, drafts: Collection[int] = ()) -> list[LookupGroup]:
-    """Return the groups that the coordinator looks up, one entry per spec. `drafts`: indexes of the draft model's."""
+    """Return the groups that are looked up, one entry per spec. `drafts`: the indexes of the draft model's groups."""
     managers = coordinator.single_type_managers
     by_spec = getattr(coordinator, "attention_groups", None)
-    if by_spec is None:
-        cacheable = [i for i, m in enumerate(managers) if m.kv_cache_spec.prefix_cacheable]
+    if by_spec is None:  # a coordinator of one group, or without a cache
+        dropping = dropping_groups(coordinator)
         by_spec = [
-            (managers[i].kv_cache_spec, [i], type(managers[i]), i in dropping_groups(coordinator))
-            for i in cacheable
+            (manager.kv_cache_spec, [i], type(manager), i in dropping)
+            for i, manager in enumerate(managers)
+            if manager.kv_cache_spec.prefix_cacheable
         ]
     groups = []
     for spec, ids, manager_class, use_eagle in by_spec:
@@ -84,15 +85,15 @@ def lookup_groups(coordinator: Coordinator, drafts: Collection[int] = ()) -> lis
         draft = all(i in drafts for i in ids)
         groups.append(
             LookupGroup(
-                group_label(spec) + (" of the draft model" if draft else ""),
-                spec,
-                list(ids),
-                manager_class,
-                bool(use_eagle),
-                manager.block_size,
-                manager.dcp_world_size,
-                manager.pcp_world_size,
-                draft,
+                label=group_label(spec) + (" of the draft model" if draft else ""),
+                spec=spec,
+                ids=list(ids),
+                manager_class=manager_class,
+                use_eagle=bool(use_eagle),
+                block_tokens=manager.block_size,
+                dcp=manager.dcp_world_size,
+                pcp=manager.pcp_world_size,
+                draft=draft,
             )
         )
     return groups

@@ -164,6 +164,7 @@ def row_of(state: RequestState) -> Row | None:
 
 
 def _kind(state: RequestState) -> Kind | None:
+    """Return what the caller gets, or None for a request with options whose outputs only vLLM's code makes."""
     detokenizer, logprobs = state.detokenizer, state.logprobs_processor
     if (
         type(state) is not RequestState

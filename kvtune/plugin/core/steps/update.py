@@ -167,7 +167,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     def _columns(
         self, rows: Rows, sampled: list[int], special: list[int], dead: list[int]
     ) -> EngineCoreOutput | None:
-        """Return columns of the rows not special or dead, or None if no row is left or the client reads no columns."""
+        """Return the plain rows' tokens as columns; None if there is no such row, or the client reads no columns."""
         outlet: Outlet | None = getattr(self, OUTLET, None)
         if outlet is None or rows.clients is not None or not outlet.reads_columns(rows.client):
             return None

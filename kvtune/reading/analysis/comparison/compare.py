@@ -230,8 +230,9 @@ def judged(
     relative = difference / abs(a) if difference is not None and a else None
     verdict: Judgement = NOT_JUDGED
     if low is not None and high is not None:
-        shown = low > 0 or high < 0
-        verdict = "no difference shown" if not shown else "better" if (low > 0) == (m.better > 0) else "worse"
+        verdict = "no difference shown"
+        if low > 0 or high < 0:
+            verdict = "better" if (low > 0) == (m.better > 0) else "worse"
     return Figure(m.path, a, b, difference, relative, low, high, verdict, why)
 
 
@@ -348,12 +349,12 @@ def compare_repeats(
         for mismatch in mismatches(a[0], run):
             differing.setdefault(mismatch.field, mismatch)
     left, right = summaries or ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
-    why = next((text for run in (*a, *b) if (text := distorted(run))), "")
+    why = next(filter(None, map(distorted, (*a, *b))), "")
     traffic = OTHER_TRAFFIC if any(other_traffic(a[0], run) for run in (*a[1:], *b)) else ""
     figures = []
     for m in MEASURES:
-        first = [value for s in left if (value := value_at(s, m.path)) is not None]
-        two = [value for s in right if (value := value_at(s, m.path)) is not None]
+        values = ([value_at(s, m.path) for s in side] for side in (left, right))
+        first, two = ([value for value in side if value is not None] for side in values)
         if first or two:
             figures.append(repeated(m, first, two, traffic or (why if m.timed else "")))
     return Comparison(tuple(differing.values()), tuple(figures))

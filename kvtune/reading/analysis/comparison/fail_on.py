@@ -106,8 +106,8 @@ def _check(condition: Condition, a: Mapping[str, object], b: Mapping[str, object
         return f"{condition.text}: it is {after:.6g}" if holds else ""
     before = _value(condition, a, "first")
     change = after - before
-    if condition.percent:
-        change = 100 * change / abs(before) if before else copysign(inf, change) if change else 0.0
+    if condition.percent and change:
+        change = 100 * change / abs(before) if before else copysign(inf, change)
     if not _OPERATORS[condition.symbol](change, condition.number):
         return ""
     unit = " %" if condition.percent else ""

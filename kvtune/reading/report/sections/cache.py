@@ -74,7 +74,7 @@ def _where(cache: Tally, parts: Mapping[str, int]) -> Grid:
     rows = [
         (
             _title(c),
-            Cell(count(n), n),
+            cell(n, count),
             Cell(percent(n, cache.query_tokens), n),
             HIT_MEANING if c == HIT else cause_meaning(c),
         )
@@ -102,16 +102,17 @@ def _order(cause: str) -> int:
 
 
 def _colour(cause: str, number: int) -> str:
-    own = HIT_COLOUR if cause == HIT else CAUSES[cause].colour if cause in CAUSES else ""
-    return own or SERIES[(5 + number) % len(SERIES)]
+    if cause == HIT:
+        return HIT_COLOUR
+    return (CAUSES[cause].colour if cause in CAUSES else "") or SERIES[(5 + number) % len(SERIES)]
 
 
 def _by_round(rounds: Sequence[Round]) -> Grid:
     rows = [
         (
             Cell(f"round {r.round + 1}", r.round),
-            Cell(count(r.query_tokens), r.query_tokens),
-            Cell(count(r.hit_tokens), r.hit_tokens),
+            cell(r.query_tokens, count),
+            cell(r.hit_tokens, count),
             cell(r.rate, percent),
             cell(r.ttft_ms_mean, ms),
         )
@@ -166,7 +167,7 @@ def ladder(analysis: RunAnalysis) -> Chart | None:
         )
     )
     data = columns(rung=names, rate=[100 * rate for _, _, rate in rungs], what=[what for _, what, _ in rungs])
-    rows = [(name, Cell(percent(rate), rate), what) for name, what, rate in rungs]
+    rows = [(name, cell(rate, percent), what) for name, what, rate in rungs]
     label = f"This run: {percent(cache.rate)}; an infinite cache: {percent(limits.infinite)}."
     note = f"Bounds: {'; '.join(filter(None, (*limits.notes, limits.relaxation)))}."
     table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this workload allows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.base.units import count, percent, size
-from kvtune.data.show.parts import Cell, Grid, Section, cell, grid
+from kvtune.data.show.parts import Grid, Section, cell, grid
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.culprits import Culprit
 from kvtune.reading.analysis.processes import process_title
@@ -25,7 +25,7 @@ def section(analysis: RunAnalysis) -> Section | None:
     begun = [
         grid(
             ("line", "collections"),
-            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in collector.triggers],
+            [(source_line(*_split(line)), cell(n, count)) for line, n in collector.triggers],
             f"{process_title(key)}: the lines in which collections began",
         )
         for key, collector in analysis.collectors.items()
@@ -55,9 +55,9 @@ def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
             row.type,
             source_line(row.file, row.line),
             cell(row.per_step, "{:,.3g}".format),
-            Cell(percent(row.share), row.share),
-            Cell(count(row.count), row.count),
-            Cell(size(row.bytes), row.bytes),
+            cell(row.share, percent),
+            cell(row.count, count),
+            cell(row.bytes, size),
         )
         for row in rows[:SHOWN]
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from kvtune.base.units import count, size
 from kvtune.data.knobs import changed_settings
 from kvtune.data.run.types import Run
-from kvtune.data.show.parts import Cell, Grid, Section, grid
+from kvtune.data.show.parts import Cell, Grid, Section, cell, grid
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.again import left_out_of_run, repeating
 from kvtune.reading.analysis.run import RunAnalysis
@@ -60,11 +60,9 @@ def section(analysis: RunAnalysis) -> Section:
 
 def _core(run: Run) -> str:
     core = run.header.core
-    state = (
-        ""
-        if core.name == "stock"
-        else (" (active)" if core.active else f" (not active: {core.why or 'no reason given'})")
-    )
+    state = " (active)" if core.active else f" (not active: {core.why or 'no reason given'})"
+    if core.name == "stock":
+        state = ""
     settings = ", ".join(f"{k}={_text(v)}" for k, v in changed_settings(core.settings).items())
     return f"{core.name}{state}{': ' + settings if settings else ''}"
 
@@ -104,7 +102,7 @@ def _groups(groups: Sequence[Mapping[str, object]]) -> Grid | None:
         for group in groups
     )
     heads = ("groups of", "number", "block (tokens)", "window (tokens)", "layers in each", "page of a block")
-    rows = [(kind, Cell(str(n), n), *rest) for (kind, *rest), n in alike.items()]
+    rows = [(kind, cell(n, str), *rest) for (kind, *rest), n in alike.items()]
     return grid(heads, rows, "KV cache groups") if rows else None
 
 
@@ -114,7 +112,7 @@ def _kind(name: str) -> str:
 
 
 def _number(value: object) -> Cell | str:
-    return Cell(count(value), value) if isinstance(value, int) else "–"
+    return cell(value, count) if isinstance(value, int) else "–"
 
 
 def _text(value: object) -> str:

@@ -33,11 +33,11 @@ def _recorded(info: RecordedFleet) -> Section:
         (
             server.url,
             Cell(percent(server.query_tokens, asked) if asked else "–", server.query_tokens),
-            Cell(count(server.requests), server.requests),
+            cell(server.requests, count),
             cell(server.rate, percent),
-            Cell(count(elsewhere := server.misses.get(OTHER_REPLICA, 0)), elsewhere),
-            Cell(count(server.still_tokens), server.still_tokens),
-            Cell(count(server.evicted_blocks), server.evicted_blocks),
+            cell(server.misses.get(OTHER_REPLICA, 0), count),
+            cell(server.still_tokens, count),
+            cell(server.evicted_blocks, count),
             server.note,
         )
         for server in info.servers
@@ -71,8 +71,8 @@ def _sessions(sessions: Sequence[SessionRegret]) -> Grid:
     rows = [
         (
             session.session,
-            Cell(count(session.requests), session.requests),
-            Cell(count(session.replicas), session.replicas),
+            cell(session.requests, count),
+            cell(session.replicas, count),
             cell(session.rate, percent),
             Cell(percent(session.best_tokens, session.query_tokens), session.best_tokens),
             Cell(count(session.best_tokens - session.hit_tokens), session.best_tokens - session.hit_tokens),
@@ -113,13 +113,13 @@ def _lead(fleet: Fleet) -> str:
 def _replicas(fleet: Fleet) -> Grid:
     rows = [
         (
-            Cell(str(replica.replica), replica.replica),
-            Cell(count(replica.requests), replica.requests),
-            Cell(count(replica.query_tokens), replica.query_tokens),
-            Cell(count(replica.hit_tokens), replica.hit_tokens),
+            cell(replica.replica, str),
+            cell(replica.requests, count),
+            cell(replica.query_tokens, count),
+            cell(replica.hit_tokens, count),
             cell(replica.rate, percent),
-            Cell(count(replica.output_tokens), replica.output_tokens),
-            Cell(count(replica.preemptions), replica.preemptions),
+            cell(replica.output_tokens, count),
+            cell(replica.preemptions, count),
             cell(replica.busy_share, percent),
         )
         for replica in fleet.replicas
@@ -132,15 +132,11 @@ def _routers(fleet: Fleet) -> Grid | None:
     if not fleet.others:
         return None
     rows = [
-        (
-            fleet.router,
-            Cell(count(fleet.hits.hit_tokens), fleet.hits.hit_tokens),
-            cell(fleet.hits.rate, percent),
-        ),
+        (fleet.router, cell(fleet.hits.hit_tokens, count), cell(fleet.hits.rate, percent)),
         *(
             (
                 other.router,
-                Cell(other.error) if other.error else Cell(count(other.hit_tokens), other.hit_tokens),
+                Cell(other.error) if other.error else cell(other.hit_tokens, count),
                 cell(other.rate, percent),
             )
             for other in fleet.others

@@ -7,7 +7,7 @@ import numpy as np
 from kvtune.base.units import count, ms, percent
 from kvtune.data.run.types import Run
 from kvtune.data.show.charts import GENERATION_COLORS, stacked
-from kvtune.data.show.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.data.show.parts import Chart, Grid, Section, cell, grid
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.gc import Join
 from kvtune.reading.analysis.processes import process_keys, process_title
@@ -49,11 +49,11 @@ def _by_process(analysis: RunAnalysis) -> Grid:
     rows = [
         (
             process_title(key),
-            *(Cell(count(n), n) for n in collector.collections),
-            Cell(ms(collector.pause_total_ms), collector.pause_total_ms),
-            Cell(ms(collector.cpu_ms), collector.cpu_ms),
-            Cell(ms(collector.pause_max_ms), collector.pause_max_ms),
-            Cell(ms(collector.pause_p99_ms), collector.pause_p99_ms),
+            *(cell(n, count) for n in collector.collections),
+            cell(collector.pause_total_ms, ms),
+            cell(collector.cpu_ms, ms),
+            cell(collector.pause_max_ms, ms),
+            cell(collector.pause_p99_ms, ms),
             cell(collector.share_of_step, lambda share: percent(share, digits=2)),
             cell(collector.frozen, count),
         )
@@ -64,11 +64,7 @@ def _by_process(analysis: RunAnalysis) -> Grid:
 
 def _steps(joined: Join) -> Grid:
     rows = [
-        (
-            name,
-            Cell(count(spread.count), spread.count),
-            *(cell(v, ms) for v in (spread.p50, spread.p99, spread.max)),
-        )
+        (name, cell(spread.count, count), *(cell(v, ms) for v in (spread.p50, spread.p99, spread.max)))
         for name, spread in (("with a collection", joined.with_collection), ("without", joined.without))
         if spread.count
     ]
@@ -134,7 +130,7 @@ def _pauses(run: Run) -> Chart | None:
             n, total = int(counted.sum()), float(np.nansum(gc["pause_us"][counted])) / 1000
             names.append(process_title(keys[process]))
             parts.append((f"generation {generation}", total, f"{ms(total)} in {count(n)} collections"))
-            rows.append((names[-1], parts[-1][0], Cell(count(n), n), Cell(ms(total), total)))
+            rows.append((names[-1], parts[-1][0], cell(n, count), cell(total, ms)))
     colors = {f"generation {g}": color for g, color in enumerate(GENERATION_COLORS)}
     spec, data = stacked(
         "pauses", colors, parts, "pauses, summed (ms)", rows=names, of_rows="process", format=",.4~g"

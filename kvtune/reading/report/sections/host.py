@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtune.base.units import count, ms, percent
 from kvtune.data.show.charts import SERIES, stacked
-from kvtune.data.show.parts import Cell, Chart, Section, grid
+from kvtune.data.show.parts import Cell, Chart, Section, cell, grid
 from kvtune.reading.analysis.host.ceiling import Ceiling
 from kvtune.reading.analysis.host.overlap import Overlap
 from kvtune.reading.analysis.processes import process_title
@@ -104,7 +104,7 @@ def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int
         "mean step (ms)",
         format=",.4~g",
     )
-    rows = [(name, Cell(ms(mean), mean), Cell(share, mean), what) for name, mean, share, what in means]
+    rows = [(name, cell(mean, ms), Cell(share, mean), what) for name, mean, share, what in means]
     label = ", ".join(f"{name} {share}" for name, _, share, _ in means) + " of the step time."
     title = "The parts of a mean step"
     table = grid(("part", "per step", "share", "what it does"), rows, title)

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtune.base.units import count, ms
 from kvtune.data.show.charts import SERIES, columns, spec_of
-from kvtune.data.show.parts import Cell, Chart, Section, cell, grid
+from kvtune.data.show.parts import Chart, Section, cell, grid
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.figures import TIMES
 from kvtune.reading.analysis.run import RunAnalysis
@@ -62,7 +62,7 @@ def _mark(name: str, at_ms: float, y: int, left: bool) -> alt.LayerChart:
 
 def _row(name: str, spread: Spread) -> list[object]:
     times = (cell(value, ms) for value in (spread.mean, spread.p50, spread.p99, spread.max))
-    return [name, *times, Cell(count(spread.count), spread.count)]
+    return [name, *times, cell(spread.count, count)]
 
 
 def _histogram(name: str, noun: str, values: Values, spread: Spread) -> Chart | None:

@@ -23,8 +23,8 @@ def section(analysis: RunAnalysis) -> Section | None:
     rows = [
         (
             process_title(key),
-            Cell(size(memory.rss_peak_bytes), memory.rss_peak_bytes),
-            Cell(size(memory.rss_last_bytes), memory.rss_last_bytes),
+            cell(memory.rss_peak_bytes, size),
+            cell(memory.rss_last_bytes, size),
             cell(memory.trend.uss_last_bytes, size),
             cell(memory.slope_bytes_s, lambda slope: f"{_signed(slope)}/s"),
             _interval(memory.trend),
@@ -63,7 +63,7 @@ def _devices(devices: Sequence[DeviceUse]) -> Grid:
         (
             device.name,
             Cell(percent(device.busy_share, digits=0), device.busy_share),
-            Cell(size(device.memory_peak_bytes), device.memory_peak_bytes),
+            cell(device.memory_peak_bytes, size),
             Cell(f"{device.power_w:.0f} W", device.power_w),
             Cell(f"{device.energy_j:,.0f} J", device.energy_j),
             Cell(f"{device.clock_mhz:,.0f} MHz", device.clock_mhz),

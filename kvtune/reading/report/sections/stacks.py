@@ -52,13 +52,11 @@ def _charts(titled: Mapping[str, StackSamples], tables: Mapping[str, Grid]) -> I
 
 def _table(title: str, top: Sequence[StackFunction]) -> Grid:
     rows = [
-        (Cell(str(rank), rank), f.function, source_line(f.file, f.line), cell(f.share, percent))
+        (cell(rank, str), f.function, source_line(f.file, f.line), cell(f.share, percent))
         for rank, f in enumerate(top[:SHOWN], start=1)
     ]
-    function, where = (
-        Column("function", right=False, folds=True),
-        Column("where", right=False, folds=True, rank=1),
-    )
+    function = Column("function", right=False, folds=True)
+    where = Column("where", right=False, folds=True, rank=1)
     return grid(("rank", function, where, "share of samples"), rows, title)
 
 
@@ -150,7 +148,7 @@ def _flame(number: int, title: str, boxes: list[FlameBox]) -> Chart:
     )
     text = text.encode(text="short:N").transform_filter("datum.short != ''")
     rows = [
-        (Cell(str(d), d), f, w, Cell(f"{100 * p:.1f} %", 100 * p))
+        (cell(d, str), f, w, Cell(f"{100 * p:.1f} %", 100 * p))
         for d, f, w, p in zip(depth, function, where, share, strict=True)
     ]
     inner = [i for i in range(len(boxes)) if depth[i] == deepest - 1]

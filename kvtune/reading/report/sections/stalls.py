@@ -10,7 +10,7 @@ import numpy as np
 from kvtune.base.units import count, ms, percent
 from kvtune.data.run.types import Run, Table
 from kvtune.data.show.charts import SERIES, columns, spec_of
-from kvtune.data.show.parts import Cell, Chart, Section, grid
+from kvtune.data.show.parts import Cell, Chart, Section, cell, grid
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.processes import process_title
 from kvtune.reading.analysis.run import RunAnalysis
@@ -56,20 +56,15 @@ def section(analysis: RunAnalysis) -> Section | None:
     if not stalls.slow:
         return None
     causes = [
-        (
-            CAUSES[cause],
-            Cell(count(own.gaps), own.gaps),
-            Cell(ms(own.excess_ms), own.excess_ms),
-            Cell(percent(own.share), own.share),
-        )
+        (CAUSES[cause], cell(own.gaps, count), cell(own.excess_ms, ms), cell(own.share, percent))
         for cause, own in stalls.causes.items()
         if own.share >= LEAST_SHARE
     ]
     worst = [
         (
             Cell(f"{stall.start_s:.3f} s", stall.start_s),
-            Cell(ms(stall.gap_ms), stall.gap_ms),
-            Cell(count(stall.gaps), stall.gaps),
+            cell(stall.gap_ms, ms),
+            cell(stall.gaps, count),
             why(stall),
         )
         for stall in stalls.worst
@@ -178,7 +173,7 @@ def _window(run: Run, stall: Stall, number: int) -> Chart:
     )
     parts = sorted(stall.parts_ms.items(), key=lambda item: -item[1])
     rows = [
-        (CAUSES[part], Cell(ms(part_ms), part_ms), Cell(percent(part_ms, stall.excess_ms), part_ms))
+        (CAUSES[part], cell(part_ms, ms), Cell(percent(part_ms, stall.excess_ms), part_ms))
         for part, part_ms in parts
     ]
     lane, begin, end, kind, text = zip(*bars, strict=True)

@@ -368,18 +368,14 @@ def finer_states(here: Situation) -> Iterator[Change]:
     """Yield states kept to fewer tokens than a block: at ends, for prompts sent again and next turns; with drafts where
     prompts part, too."""
     block, fine, given = here.state_block, here.fine_unit, here.flags.get("prefix-match-unit")
-    taken, indivisible = "" if given is None else "the engine has --prefix-match-unit", ""
+    taken, unfit = "" if given is None else "the engine has --prefix-match-unit", ""
     if given is None and not fine:
-        indivisible = (
-            f"no multiple of 16 from {LEAST_UNIT} on divides a block of {block} tokens and is smaller"
-        )
+        unfit = f"no multiple of 16 from {LEAST_UNIT} on divides a block of {block} tokens and is smaller"
     kept, unit, price = "at the ends of prompts", {UNIT: fine or here.unit}, KNOBS[UNIT].price
     wins = {"smaller blocks": 1 - fine / block}
-    yield _kept_states(
-        here, f"{kept}, to {fine or here.unit} tokens", unit, wins, price, taken or indivisible
-    )
+    yield _kept_states(here, f"{kept}, to {fine or here.unit} tokens", unit, wins, price, taken or unfit)
     refused, hint = KNOBS[CHECKPOINT].refused(True, here.facts)
-    why = f"{refused}; {hint}" if refused else indivisible
+    why = f"{refused}; {hint}" if refused else unfit
     settings = {**({} if given or not (here.drafts and fine) else unit), CHECKPOINT: True}
     price = KNOBS[CHECKPOINT].price if given else f"{price}; {KNOBS[CHECKPOINT].price}"
     wins = {"dropping": 1 - fine / block, "retention": 0.5}

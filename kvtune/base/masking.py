@@ -165,8 +165,7 @@ def _text(text: str, hide: Hide) -> str:
         text = re.sub(pattern, lambda match: match[0].removesuffix(match["key"]) + hide(match["key"]), text)
     shown, copied, start = list[str](), 0, 0
     while match := NAMED.search(text, start):
-        value = _value(text, match)
-        if value:
+        if value := _value(text, match):
             begin, end, quote = value
             shown += [text[copied:begin], quote, hide(text[begin:end].strip("\\'\" ")), quote]
             copied = start = end
@@ -217,9 +216,7 @@ def _is_key(name: str, *, sure: bool = False) -> bool:
     """Whether a name is a key's; `sure`: and never a figure's."""
     name = name.lstrip("-")
     maybe = MAYBE.fullmatch(name) is not None and OF_TEXT.fullmatch(name) is None
-    if SURE.search(re.sub("[-_ ]", "", name)) or (maybe and VARIABLE.fullmatch(name)):
-        return True
-    return maybe and not sure
+    return bool(SURE.search(re.sub("[-_ ]", "", name)) or (maybe and (not sure or VARIABLE.fullmatch(name))))
 
 
 def _address(scheme: str, rest: str, hide: Hide) -> str:

@@ -239,9 +239,8 @@ def shared(replicas: Replicas) -> Iterator[str]:
     for number in sorted({point.replicas for point in replicas.tried}):
         points = [point for point in replicas.tried if point.replicas == number]
         enough = sum(point.enough for point in points)
-        verdict = "enough" if enough == len(points) else "enough with some seeds"
-        if not enough:
-            verdict = "not enough"
+        partly = "enough with some seeds" if enough else "not enough"
+        verdict = "enough" if enough == len(points) else partly
         limits = [point.met for point in points if point.met is not None]
         within = f", {_share(limits)} of the requests within limits" if limits else ""
         uneven = [point.balance for point in points if point.balance is not None and number > 1]

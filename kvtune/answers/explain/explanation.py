@@ -271,8 +271,7 @@ def states_at_fault(cache: PrefixCache) -> bool:
 
 def _written(replayed: Run, explanation: Explanation) -> int:
     """Return the tokens that the replay wrote to the cache: prompts that missed, and answers."""
-    answers = int(replayed.table("requests")["output_tokens"].sum())
-    return explanation.prefix_cache.missed + answers
+    return explanation.prefix_cache.missed + int(replayed.table("requests")["output_tokens"].sum())
 
 
 def with_other_core(bench: Bench) -> Replayed:

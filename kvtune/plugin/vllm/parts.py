@@ -86,6 +86,5 @@ def _difference(
 
 def nearest_first(version: str, versions: list[str]) -> list[str]:
     """Sort known versions: first the newest that is not newer than `version`, then older ones, then newer ones."""
-    mine = release(version)
-    older = [v for v in versions if release(v) <= mine]
+    older = [v for v in versions if release(v) <= release(version)]
     return older[::-1] + [v for v in versions if v not in older]

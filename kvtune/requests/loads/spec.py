@@ -33,8 +33,7 @@ def build(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sources | N
     """
     spec = with_tokenizer(spec, tokenizer)
     kind, values = parsed(spec, seed)
-    plan = kind.builder(**_arguments(kind, values, sources))
-    return made(kind, spec, values, plan)
+    return made(kind, spec, values, kind.builder(**_arguments(kind, values, sources)))
 
 
 def _arguments(kind: WorkloadKind, values: Mapping[str, Value], sources: Sources | None) -> dict[str, object]:

@@ -25,8 +25,7 @@ def folders() -> list[Path]:
     The last two count only if they are this user's.
     """
     mine = [p for p in (Path("recipes"), output_folder()) if p.is_dir() and p.stat().st_uid == os.getuid()]
-    existing = dict.fromkeys(real(p) for p in (*SHIPPED, *mine) if p.is_dir())
-    return list(existing)
+    return list(dict.fromkeys(real(p) for p in (*SHIPPED, *mine) if p.is_dir()))
 
 
 def shipped(path: Path) -> bool:

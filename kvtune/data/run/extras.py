@@ -160,7 +160,10 @@ class ServerShare(Tally, frozen=True, kw_only=True):
     @property
     def note(self) -> str:
         down = self.down_since
-        return self.why if down is None else f"DOWN since {time.strftime('%H:%M:%S', time.localtime(down))}"
+        if down is None:
+            return self.why
+        since = time.strftime("%H:%M:%S", time.localtime(down))
+        return f"DOWN since {since}: what it counted after its last answer is in no sum"
 
 
 Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]

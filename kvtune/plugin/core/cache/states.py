@@ -8,11 +8,12 @@ the end of that prefix. With `core.keep_states` prompts also end chunks
            [spec]          [spec]      [spec]     [far]    [stock]   [output]
     at the last multiples of 4*slack, 2*slack, slack, and `slack` before stock's
 
-so that the second prompt with a shared prefix can resume there (in stock: the third). Each is one more step of the
-prompt, and one block more of each group of states, which is evicted before any block that stock keeps. With
-`core.output_states` the latest state of an answer is kept, too: decoding made it, and kernels may round it otherwise
-than a prompt's (vLLM keeps the same states with an interval of one block). Nothing is copied: a chunk's end leaves the
-state in its own block, and vLLM's worker starts the next chunk in another.
+so that the second prompt with a shared prefix can resume there (in stock: the third). No request begins in the room
+that they leave before a state of stock's that it shares. Each is one more step of the prompt, and one block more of
+each group of states, which is evicted before any block that stock keeps. With `core.output_states` the latest state of
+an answer is kept, too: decoding made it, and kernels may round it otherwise than a prompt's (vLLM keeps the same states
+with an interval of one block). Nothing is copied: a chunk's end leaves the state in its own block, and vLLM's worker
+starts the next chunk in another.
 """
 
 from __future__ import annotations

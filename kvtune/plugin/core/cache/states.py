@@ -8,11 +8,12 @@ the end of that prefix. With `core.keep_states` prompts also end chunks
            [spec]          [spec]      [spec]     [far]    [stock]   [output]
     at the last multiples of 4*slack, 2*slack, slack, and `slack` before stock's
 
-so that the second prompt with a shared prefix can resume there (in stock: the third). Each is one more step of the
-prompt, and one block more of each group of states, which is evicted before any block that stock keeps. With
-`core.output_states` the latest state of an answer is kept, too: decoding made it, and kernels may round it otherwise
-than a prompt's (vLLM keeps the same states with an interval of one block). Nothing is copied: a chunk's end leaves the
-state in its own block, and vLLM's worker starts the next chunk in another.
+so that the second prompt with a shared prefix can resume there (in stock: the third). No request begins in the room
+that they leave before a state of stock's that it shares. Each is one more step of the prompt, and one block more of
+each group of states, which is evicted before any block that stock keeps. With `core.output_states` the latest state of
+an answer is kept, too: decoding made it, and kernels may round it otherwise than a prompt's (vLLM keeps the same states
+with an interval of one block). Nothing is copied: a chunk's end leaves the state in its own block, and vLLM's worker
+starts the next chunk in another.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ class Stops:
         """Return the tokens at which this prompt keeps a state that stock would not, each with its grade."""
         if self.why:
             return {}
-        block = self.block
-        last = prompt_tokens // block - 1 if self.backs_off else (prompt_tokens - 1) // block
+        block, last = self.block, self.last(prompt_tokens)
         slack = max(1, -(-self.settings.slack // block))
         if last <= slack:
             return {}
@@ -67,6 +67,28 @@ class Stops:
             places.setdefault(place * block, SPECULATIVE)
             step *= 2
         return places
+
+    def last(self, prompt_tokens: int) -> int:
+        """Return the blocks before the last state that stock keeps of a prompt."""
+        return prompt_tokens // self.block - 1 if self.backs_off else (prompt_tokens - 1) // self.block
+
+    def awaits(self, request: Request, start: int, running: Sequence[Request], unit: int) -> bool:
+        """Return whether a running prompt has yet to compute a state that stock keeps and this request can hit.
+
+        `start`: the tokens that it hits now; `unit`: the tokens of one hash.
+        """
+        if request.skip_reading_prefix_cache:
+            return False
+        for other in running:
+            if other.num_computed_tokens >= other.num_prompt_tokens:
+                continue
+            for blocks in (self.last(other.num_prompt_tokens), other.shared_prefix_boundary // self.block):
+                place = blocks * self.block
+                if max(start, other.num_computed_tokens) < place < request.num_tokens:
+                    number = place // unit - 1
+                    if request.block_hashes[number] == other.block_hashes[number]:
+                        return True
+        return False
 
     def shortened(self, prompt_tokens: int, start: int, tokens: int) -> int:
         """Return how many of these tokens a step computes, so that it ends at the first place inside them."""
@@ -259,13 +281,19 @@ def adopt(scheduler: Scheduler) -> None:
         state.part(SWITCH, False, stops.why)
         return
     breaker = breaker_of(manager)
-    scheduler._mamba_block_aligned_split = wrap_split(scheduler._mamba_block_aligned_split, stops, breaker)
+    scheduler._mamba_block_aligned_split = wrap_split(scheduler, stops, breaker)
     breaker.on_trip(lambda: scheduler.__dict__.pop("_mamba_block_aligned_split", None))
     state.gauge(lambda: {"state_stops": stops.steps})
 
 
-def wrap_split(stock: Callable[..., int], stops: Stops, breaker: Breaker) -> Callable[..., int]:
-    """Return vLLM's rule for where a chunk ends, which also ends chunks at the stops."""
+def wrap_split(scheduler: Scheduler, stops: Stops, breaker: Breaker) -> Callable[..., int]:
+    """Return vLLM's rule for where a chunk ends, which also ends chunks at the stops.
+
+    A chunk that ends at a stop leaves room in its step, in which stock would not start the next request: that one waits
+    for the states that stock would have kept by then.
+    """
+    stock: Callable[..., int] = scheduler._mamba_block_aligned_split
+    unit = scheduler.hash_block_size
 
     def split(request: Request, num_new_tokens: int, *computed: int, **named: int) -> int:
         tokens = stock(request, num_new_tokens, *computed, **named)
@@ -274,6 +302,10 @@ def wrap_split(stock: Callable[..., int], stops: Stops, breaker: Breaker) -> Cal
         start = request.num_computed_tokens + sum(computed) + sum(named.values())
         if breaker.tripped or start >= request.num_prompt_tokens:
             return tokens
+        if computed:  # vLLM gives what a request hits only where it is to start
+            waits = breaker.attempt(stops.awaits, request, start, scheduler.running, unit)
+            if waits:
+                return 0
         fewer = breaker.attempt(stops.shortened, request.num_prompt_tokens, start, tokens)
         return tokens if fewer is None else fewer
 

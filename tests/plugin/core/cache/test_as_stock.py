@@ -155,10 +155,36 @@ def test_the_known_exception_costs_one_later_request() -> None:
     assert stock == [0, 0, 0, 48, 0, 0, 8, 48, 48, 112]
 
 
-def test_a_chunk_that_ends_at_a_state_leaves_its_step_to_a_request_that_then_comes_too_early() -> None:
-    """Of three that arrive at once, the third begins before the first has computed the prefix that both have."""
-    shape = Shape(windows=(12,), states=1, block=4, blocks=0, batched=16, max_len=LONGEST)
-    core = {"slack": 0, "windows": 0, "min_drop": 0, "keep_states": True}
-    requests = [("prefix", 0, 90, 1, 1), ("cold", 0, 0, 1, 1), ("prefix", 0, 90, 1, 1)]
-    assert both(shape, core, requests, together=3) == ([0, 0, 0], [0, 0, 88])
-    assert both(shape, core, requests) == ([0, 0, 88], [0, 0, 88])
+EARLY = {
+    "third": (16, 1, [("prefix", 0, 90, 1, 1), ("cold", 0, 0, 1, 1), ("prefix", 0, 90, 1, 1)], [0, 0, 88]),
+    "drawn": (200, 2, [("prefix", 2, 48, 4, 4), ("prefix", 2, 90, 9, 5)], [0, 48]),
+}
+
+
+@pytest.mark.parametrize(("batched", "states", "requests", "hits"), EARLY.values(), ids=EARLY)
+def test_a_request_waits_in_the_room_that_a_chunk_leaves_which_ends_at_a_state(
+    batched: int, states: int, requests: list[Any], hits: list[int]
+) -> None:
+    """The last request has a prefix that the first is computing: it would begin before, and hit nothing."""
+    shape = Shape(windows=(12,), states=states, block=4, blocks=0, batched=batched, max_len=LONGEST)
+    core = {"slack": 0, "windows": 3, "min_drop": 0, "keep_states": True}
+    assert both(shape, core, requests, together=len(requests)) == (hits, hits)
+    assert both(shape, {**core, "windows": 0}, requests, together=len(requests)) == (hits, hits)
+    assert both(shape, core, requests) == (hits, hits)
+
+
+@pytest.mark.full
+@settings(
+    max_examples=drawn(100),
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=TIMES == 1,
+)
+@given(WITH_STATES, SETTINGS, KEPT, REQUESTS, st.integers(2, 8))
+def test_where_nothing_is_evicted_no_load_with_several_at_a_time_hits_less_than_with_stock(
+    shape: Shape, core: dict[str, Any], kept: dict[str, bool], requests: list[Any], together: int
+) -> None:
+    shape = replace(shape, blocks=2500)
+    ours, stock = both(shape, {**core, **kept}, requests, together)
+    assert sum(ours) >= sum(stock), (ours, stock)

@@ -24,6 +24,7 @@ ALLOWED = {
     "data/show/page.py: _environment": "the templates of this package, and no run's data",
     "data/show/page.py: _asset": "files of this package, some ten",
     "plugin/core/steps/empty.py: with_noop_slots": "a class made of a class: whoever asks gets the same",
+    "lab/sim/fast/scheduler.py: _with_columns": "a class made of a class: whoever asks gets the same",
     "requests/text/kinds.py: atoms": "a line cut by fixed patterns; 1,024 of them",
     "requests/text/kinds.py: masked": "a line cut by fixed patterns; 1,024 of them",
     "data/run/file.py: UPGRADES": "empty until a schema of run files has been succeeded by another; nobody adds to it",

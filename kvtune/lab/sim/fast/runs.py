@@ -68,7 +68,7 @@ class Run:
         most = min(most, len(blocks))
         if blocks[most - 1]._block_hash == keys[first + most - 1]:
             return most
-        return bisect_left(range(most), True, key=lambda at: blocks[at]._block_hash != keys[first + at])
+        return bisect_left(range(most), True, key=lambda n: blocks[n]._block_hash != keys[first + n])
 
     def leave_queue(self) -> None:
         """Take a free run out of the queue."""
@@ -182,7 +182,7 @@ class RunPool(QuickPool):
 
     free_block_queue: RunQueue
     runs: dict[bytes, Run]
-    """By the key of the first block."""
+    """The runs by the key of their first block."""
     held: dict[Holder, list[Run]]
     """In the order of their positions."""
 
@@ -283,10 +283,10 @@ class RunPool(QuickPool):
                 and cached.keys().isdisjoint(keys[twice:])
                 and all(block.ref_cnt == 1 and block._block_hash is None for block in new)
             ):
-                for at in range(twice):
-                    new[at]._block_hash = keys[at]
-                    new[at]._block_hash_num_tokens = (first + at + 1) * block_size
-                    self.cached_block_hash_to_block.insert(keys[at], new[at])
+                for n in range(twice):
+                    new[n]._block_hash = keys[n]
+                    new[n]._block_hash_num_tokens = (first + n + 1) * block_size
+                    self.cached_block_hash_to_block.insert(keys[n], new[n])
                 if twice < len(new):
                     self.cache_new((group, request.request_id), first + twice, new[twice:], keys[twice:])
                 return

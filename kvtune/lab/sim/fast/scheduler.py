@@ -218,7 +218,7 @@ class ColumnDecode(SteadyDecode):
         new_blocks: dict[str, BlockIds | None] = {}
         for i in rows:
             if self._plain:
-                new_ids = self._place_row(i)
+                new_ids = self.place_row(i)
             else:
                 if not self._has_just_joined(i):
                     self.settle(i, 0)
@@ -229,7 +229,7 @@ class ColumnDecode(SteadyDecode):
             new_blocks[columns.names[i]] = new_ids
         return new_blocks
 
-    def _place_row(self, i: int) -> BlockIds | None:
+    def place_row(self, i: int) -> BlockIds | None:
         """Do for a row what vLLM's `allocate_slots` does: give back what has left its windows, take blocks, cache."""
         columns, manager, size = self.columns, self.kv_cache_manager, self.hash_block_size
         name, new_ids, ahead = columns.names[i], None, columns.ahead

@@ -162,7 +162,12 @@ class LookupListener:
             self._allocating = (request.request_id, "decode")
             return original(request)
 
+        def place_row(i: int) -> object:
+            self._allocating = (scheduler.columns.names[i], "decode")
+            return type(scheduler).place_row(scheduler, i)
+
         scheduler.steady_allocate = allocate
+        scheduler.place_row = place_row  # of rows that stand in columns (lab/sim/fast/scheduler.py)
 
     def _wrap_end(self, manager: KVCacheManager) -> None:
         # With async scheduling a request's blocks are popped now and freed later.

@@ -85,7 +85,7 @@ BUDGET = {
     "kvtune/base": 1_761,
     "kvtune/cli": 4_075,
     "kvtune/data": 6_281,
-    "kvtune/lab": 11_675,
+    "kvtune/lab": 11_680,
     "kvtune/plugin": 9_817,
     "kvtune/reading": 10_017,
     "kvtune/requests": 7_081,

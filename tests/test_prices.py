@@ -333,7 +333,7 @@ def test_a_new_change_is_one_entry(tmp_path: Path) -> None:
     asked = {
         "in fours": ["explain", str(run), "--tries", "2"],
         "as it is, in fours": ["sweep", model, "--states", *load, *flags],
-        "rows in fours": ["capacity", model, "-w", agents, "--sessions", "2", "--seeds", "1", *flags],
+        "rows in fours": ["capacity", model, "-w", agents, "--sessions", "12", "--seeds", "1", *flags],
     }
     for shown, words in asked.items():
         page = tmp_path / f"{words[0]}.html"

@@ -116,6 +116,7 @@ BUDGET = {
 FEATURES: tuple[tuple[str, str, int], ...] = (
     ("a server is its life, and each miss has its cause in minutes of load", "tests", 510),
     ("a server is its life, and each miss has its cause in minutes of load", "bench", 2),
+    ("a block whose event comes before its counter", "kvtune/servers", 3),
     ("three kinds of keys; names that say whose they are", "tests", 145),
     ("one table of changes", "tests", 110),
     ("a request waits for the state that it shares", "kvtune/plugin", 31),

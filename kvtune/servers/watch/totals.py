@@ -119,6 +119,8 @@ class Totals(Counts):
     """Tokens that were looked up but never counted as a prompt, because their requests broke off."""
     _tails: int = 0
     """Tokens that the tails of all answered prompts can have at most."""
+    _single: int = 0
+    """Tokens of the last look's blocks that may be an answer's, or in place of a tail."""
     _waiting: deque[Lot] = field(default_factory=deque)
     _marks: deque[Mark] = field(default_factory=deque)
     """Those of the looks since SETTLE_S, and the last one before."""
@@ -159,8 +161,8 @@ class Totals(Counts):
         while len(self._waiting) > KEPT:
             lot = self._waiting.popleft()
             self._explain(lot, "aborted", lot.waiting)
-        if not self.unexplained:
-            self._tails = self.missed["tails"]
+        if look.idle and self._marks[-2].idle and not self.unexplained:  # all tails are known by now
+            self._tails = self.missed["tails"] + self._single
         mark.counts.recomputed, mark.left = self.recomputed, self.unexplained
         return mark
 
@@ -192,7 +194,8 @@ class Totals(Counts):
             # The lengths of the prompts tell what their tails add up to, but for whole blocks.
             rest = max(0, look.prompts - (before.prompts or 0)) % look.block
             self._tails += rest + (count * (look.block - 1) - rest) // look.block * look.block
-        self._tails += look.tokens.get("answers", 0) - before.tokens.get("answers", 0)
+        self._single = look.tokens.get("answers", 0) - before.tokens.get("answers", 0)
+        self._tails += self._single
         if asked > hit:
             self._waiting.append(Lot(asked - hit))
 

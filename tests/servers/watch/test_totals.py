@@ -100,6 +100,19 @@ def test_requests_that_break_off_take_no_events_from_later_ones(every_s: float, 
         assert sum(told.values()) == tails + aborted and tails <= told["tails"] <= 15 * counted["answered"]
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_block_whose_event_comes_before_its_counter_is_no_aborted_request(idle: bool) -> None:
+    """A turn adds one block and 5 tokens. Its event was here at a look whose counters did not have it yet."""
+    totals = begun(look(0.0, 0, prompts=0, answered=0, idle=True, block=32))
+    for at in (0.5, 1.0):
+        totals.add(look(at, 0, prompts=0, answered=0, idle=True, block=32))
+    more = {"block": 32, "tokens": {"answers": 32}}
+    totals.add(look(1.5, 0, prompts=0, answered=0, idle=idle, **more))
+    for at in (2.0, 2.5, 3.0):
+        totals.add(look(at, 37, prompts=37, answered=1, idle=True, **more))
+    assert totals.missed == Counter(tails=37)
+
+
 def test_where_a_connector_loads_blocks_hits_are_whole_and_causes_unknown() -> None:
     totals = begun(look(0.0, 0, tokens={"cold": 0}))
     mark = totals.add(look(0.5, 1_000, tokens={"cold": 1_000}))

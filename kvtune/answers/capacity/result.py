@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Every seed is expected above the line with `low` sessions, none with `high`; equal if all are, or none is.
+    """Every seed at `low` sessions is expected above the line, and none at `high`. Both are equal without a crossing.
 
     `by_seed`: the most sessions above it, of each seed that was replayed. `most`: the most that were looked for; a
     larger number means more than that.

@@ -20,7 +20,7 @@ CLOSE = 0.01
 WIDE = 32
 """Numbers of sessions are told apart to one in this many."""
 COARSE = 3
-"""Once one search has ended, both count so many times for other seeds: these differ by more."""
+"""CLOSE is wider, and WIDE coarser, by this factor for all seeds after the first: seeds differ by more than that."""
 FEW = 60
 """A share of fewer measured requests is an accident, and taken for kept."""
 NEAR, FAR = 9 / 8, 2.0
@@ -34,7 +34,7 @@ MET = 0.9
 SURE = 0.9
 """The range has the next seed's number with this probability, half of the rest lies on each side."""
 STILL = 3
-"""No more seeds are replayed when so many in a row lie in the range of those before."""
+"""No more seeds are replayed once this many in a row lie within the range of the earlier ones."""
 LEAST_SEEDS, MOST_SEEDS = 5, 16
 """The fewest are replayed in any case."""
 

@@ -29,7 +29,7 @@ INCLUDES: dict[str, dict[str, float]] = {
     "storing windows": {"tier": 0.5, "eviction": 0.5},
     "dropping": {"smaller blocks": 1.0},
 }
-"""What else may win the tokens of a kind of cause (`helps` of a cause), and how much of what it wins of its own."""
+"""Other kinds of change that may win a kind of cause, each with its share of what the cause's own kind wins."""
 
 
 def candidates(

@@ -41,7 +41,7 @@ KEEPS = {
 
 Shapes = dict[str, tuple[int, ...]]
 Formula = Callable[[Fields, int], Shapes]
-"""Returns the shape of each tensor of one layer's state on one of so many ranks. `conv` is a convolution's window."""
+"""Returns the shapes of one layer's state tensors on one rank, given the number of ranks. `conv`: the conv window."""
 
 
 def _mamba2(

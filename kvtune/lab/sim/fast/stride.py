@@ -205,7 +205,7 @@ def steppers(
 ) -> tuple[Stepper, ...]:
     """Return the steppers.
 
-    `observed`: an observer listens to the pool, which a leap changes at other times and for no request: none is made.
+    `observed`: an observer listens to the pool. Leaps are off then: they change the pool without naming a request.
     `single_steps`: an observer must see every single step, so strides are left out, too.
     """
     # To space prefills, vLLM counts single steps; a step with draft tokens is no plain decode.

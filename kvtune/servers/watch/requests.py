@@ -308,19 +308,6 @@ class Served:
     whole: bool = True
 
 
-def join(
-    received: Iterable[Received],
-    asked: Iterable[Logged],
-    cache: Cache | None,
-    *,
-    size: int = 1,
-    restarts: Iterable[float] = (),
-    whole: bool = True,
-) -> list[Answered]:
-    """Judge a whole log (see `Requests`); return the requests in the order in which they ended."""
-    return join_fleet([Served(received, asked, cache, size, restarts, whole)])[0]
-
-
 def join_fleet(servers: Sequence[Served]) -> list[list[Answered]]:
     """Judge the log of each server, in order of time over all of them."""
     judges = [Requests(served.cache, served.size, whole=served.whole) for served in servers]

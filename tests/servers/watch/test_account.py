@@ -18,8 +18,9 @@ from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.elsewhere import Elsewhere
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.servers.watch.metrics import read
-from kvtune.servers.watch.requests import Answered, Requests, join
+from kvtune.servers.watch.requests import Answered, Requests
 from tests.data.test_causes import OF_PROMPT
+from tests.servers.watch.joined import join
 from tests.servers.watch.recordings import NAMES, OLDER, TIERS, Recorded, recorded
 
 

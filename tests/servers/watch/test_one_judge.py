@@ -25,7 +25,7 @@ from kvtune.servers.tap.messages import Settings
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Source, Stored
 from kvtune.servers.watch.metrics import Scrape
-from kvtune.servers.watch.requests import join
+from tests.servers.watch.joined import join
 from tests.servers.watch.played import Stream, Unconnected
 
 LOST = ("reset", "evicted", "not_retained", "not_cached")

@@ -23,10 +23,10 @@ from kvtune.servers.watch.document import document
 from kvtune.servers.watch.events import Received
 from kvtune.servers.watch.metrics import Scrape
 from kvtune.servers.watch.record import Recording, run_of
-from kvtune.servers.watch.requests import join
 from kvtune.servers.watch.servers import Servers
 from kvtune.servers.watch.watched import Watched
 from tests.choice import first_of
+from tests.servers.watch.joined import join
 from tests.servers.watch.played import Unconnected
 from tests.servers.watch.truth import MODELS, Life, Traffic, known, traffic
 from tests.simulator import SHARED

@@ -74,6 +74,12 @@ def grid(heads: Sequence[str | Column], rows: Iterable[Sequence[object]], captio
     return Grid(tuple(h if isinstance(h, Column) else Column(h) for h in heads), made, caption)
 
 
+def grid_of(rows: Iterable[Mapping[Any, object]], caption: str = "") -> Grid:
+    """Make a Grid of rows that have the same columns: what each shows, by the columns or their heads."""
+    made = list(rows)
+    return grid(tuple(made[0]) if made else (), [list(row.values()) for row in made], caption)
+
+
 def _cell(value: object) -> Cell:
     if isinstance(value, Cell):
         return value

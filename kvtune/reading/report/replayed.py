@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtune.base.units import count, percent
 from kvtune.data.causes import cause_meaning, cause_title
 from kvtune.data.run.extras import ByServer, Remedy, Replayed, TextAccount, TextGroup
-from kvtune.data.show.parts import Cell, Grid, Section, grid
+from kvtune.data.show.parts import Cell, Grid, Section, grid, grid_of
 from kvtune.data.show.terminal import Column, printable
 from kvtune.reading.analysis.replayed import Mend, brings, flags_only, helping, mends, needs, points
 from kvtune.requests.log.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER
@@ -156,32 +156,22 @@ def _tokens(account: TextAccount) -> Grid:
 
 
 def _groups(groups: Sequence[TextGroup], account: TextAccount) -> Grid:
-    heads = (
-        Column("what differs", folds=True, least=16),
-        Column("where", right=False, folds=True, least=12, rank=3),
-        Column("requests"),
-        Column(f"from {account.unit[:-1]}", rank=2),
-        Column("known after it"),
-        Column("share", rank=1),
-        Column("mended alone"),
-        Column("with all before it"),
-        Column("for instance", right=False, folds=True, rank=4, least=12),
-    )
-    rows = [
-        (
-            group.title,
-            _where(group),
-            count(group.requests),
-            count(group.at),
-            count(group.tokens_after),
-            percent(group.tokens_after, account.query_tokens),
-            _gain(group.hit_tokens, group, account),
-            _gain(group.with_before_hit_tokens, group, account),
-            f"{group.request} differs from {group.like}",
-        )
+    instance = Column("for instance", right=False, folds=True, rank=4, least=12)
+    rows = (
+        {
+            Column("what differs", folds=True, least=16): group.title,
+            Column("where", right=False, folds=True, least=12, rank=3): _where(group),
+            "requests": count(group.requests),
+            Column(f"from {account.unit[:-1]}", rank=2): count(group.at),
+            "known after it": count(group.tokens_after),
+            Column("share", rank=1): percent(group.tokens_after, account.query_tokens),
+            "mended alone": _gain(group.hit_tokens, group, account),
+            "with all before it": _gain(group.with_before_hit_tokens, group, account),
+            instance: f"{group.request} differs from {group.like}",
+        }
         for group in groups
-    ]
-    return grid(heads, rows, f"Differences by kind and place, in {account.unit}").filled()
+    )
+    return grid_of(rows, f"Differences by kind and place, in {account.unit}").filled()
 
 
 def _where(group: TextGroup) -> str:
@@ -198,17 +188,18 @@ def _gain(hits: int, group: TextGroup, account: TextAccount) -> str:
 
 def _examples(groups: Sequence[TextGroup]) -> Grid:
     """Return two prompts each, one above the other, with « » around the part that differs."""
-    heads = (
-        Column("two prompts", folds=True, least=16),
-        *(Column(name, right=False, folds=True) for name in ("of", "prompt")),
+    rows = (
+        {
+            Column("two prompts", folds=True, least=16): name,
+            Column("of", right=False, folds=True): request,
+            Column("prompt", right=False, folds=True): printable(
+                f"{group.before[-CONTEXT:]}«{_short(text)}»{group.after[:CONTEXT]}".translate(_ESCAPES)
+            ),
+        }
+        for group in groups
+        for name, request, text in ((group.title, group.like, group.old), ("", group.request, group.new))
     )
-    rows = []
-    for group in groups:
-        before, after = group.before[-CONTEXT:], group.after[:CONTEXT]
-        for name, request, text in ((group.title, group.like, group.old), ("", group.request, group.new)):
-            shown = printable(f"{before}«{_short(text)}»{after}".translate(_ESCAPES))
-            rows.append((name, request, shown))
-    return grid(heads, rows, "Two prompts each, « » around what differs")
+    return grid_of(rows, "Two prompts each, « » around what differs")
 
 
 def _short(text: str) -> str:

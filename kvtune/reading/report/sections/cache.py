@@ -11,7 +11,7 @@ from kvtune.data.layout.config import shape_of
 from kvtune.data.run.limits import PATH_BLOCKS
 from kvtune.data.run.types import Run
 from kvtune.data.show.charts import SERIES, columns, spec_of, stacked
-from kvtune.data.show.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.data.show.parts import Cell, Chart, Grid, Section, cell, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.data.tally import Tally
 from kvtune.reading.analysis.cache import Round, match_unit
@@ -22,10 +22,7 @@ from kvtune.reading.bounds.paths import node_size
 from kvtune.requests.types import Workload
 
 PLACE = 20
-WHERE, MEANING = (
-    Column("where", folds=True, least=16),
-    Column("meaning", right=False, folds=True, rank=1, least=24),
-)
+MEANING = Column("meaning", right=False, folds=True, rank=1, least=24)
 LIMITS = ("cache", "block", "pool", "unknown")
 HIT = "hit"
 HIT_COLOUR = "var(--c-hit)"
@@ -71,17 +68,16 @@ def _title(cause: str) -> str:
 
 
 def _where(cache: Tally, parts: Mapping[str, int]) -> Grid:
-    rows = [
-        (
-            _title(c),
-            cell(n, count),
-            Cell(percent(n, cache.query_tokens), n),
-            HIT_MEANING if c == HIT else cause_meaning(c),
-        )
-        for c, n in parts.items()
-    ]
-    heads = (WHERE, "prompt tokens", "share", MEANING)
-    return grid(heads, rows, "Prompt tokens by where they went")
+    rows = (
+        {
+            Column("where", folds=True, least=16): _title(cause),
+            "prompt tokens": cell(tokens, count),
+            "share": Cell(percent(tokens, cache.query_tokens), tokens),
+            MEANING: HIT_MEANING if cause == HIT else cause_meaning(cause),
+        }
+        for cause, tokens in parts.items()
+    )
+    return grid_of(rows, "Prompt tokens by where they went")
 
 
 def _causes(cache: Tally, parts: Mapping[str, int], table: Grid) -> Chart:
@@ -108,17 +104,17 @@ def _colour(cause: str, number: int) -> str:
 
 
 def _by_round(rounds: Sequence[Round]) -> Grid:
-    rows = [
-        (
-            Cell(f"round {r.round + 1}", r.round),
-            cell(r.query_tokens, count),
-            cell(r.hit_tokens, count),
-            cell(r.rate, percent),
-            cell(r.ttft_ms_mean, ms),
-        )
+    rows = (
+        {
+            "round": Cell(f"round {r.round + 1}", r.round),
+            "prompt tokens": cell(r.query_tokens, count),
+            "hits": cell(r.hit_tokens, count),
+            "hit rate": cell(r.rate, percent),
+            "mean first token": cell(r.ttft_ms_mean, ms),
+        }
         for r in rounds
-    ]
-    return grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
+    )
+    return grid_of(rows, "Hits by round")
 
 
 def _rounds(rounds: Sequence[Round], table: Grid) -> Chart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.base.units import count, percent, size
-from kvtune.data.show.parts import Grid, Section, cell, grid
+from kvtune.data.show.parts import Grid, Section, cell, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.culprits import Culprit
 from kvtune.reading.analysis.processes import process_title
@@ -50,16 +50,15 @@ def _split(line: str) -> tuple[str, int]:
 
 
 def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
-    cells = [
-        (
-            row.type,
-            source_line(row.file, row.line),
-            cell(row.per_step, "{:,.3g}".format),
-            cell(row.share, percent),
-            cell(row.count, count),
-            cell(row.bytes, size),
-        )
+    cells = (
+        {
+            "type": row.type,
+            Column("made in", folds=True, rank=1): source_line(row.file, row.line),
+            "objects per step": cell(row.per_step, "{:,.3g}".format),
+            "share": cell(row.share, percent),
+            "counted": cell(row.count, count),
+            "bytes": cell(row.bytes, size),
+        }
         for row in rows[:SHOWN]
-    ]
-    heads = ("type", Column("made in", folds=True, rank=1), "objects per step", "share", "counted", "bytes")
-    return grid(heads, cells, title)
+    )
+    return grid_of(cells, title)

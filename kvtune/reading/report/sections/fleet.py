@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtune.base.units import count, percent
 from kvtune.data.causes import OTHER_REPLICA
 from kvtune.data.run.extras import RecordedFleet, SessionRegret
-from kvtune.data.show.parts import Cell, Grid, Section, Tile, cell, grid
+from kvtune.data.show.parts import Cell, Grid, Section, Tile, cell, grid, grid_of
 from kvtune.reading.analysis.fleet import Fleet
 from kvtune.reading.analysis.run import RunAnalysis
 
@@ -29,30 +29,20 @@ def section(analysis: RunAnalysis) -> Section | None:
 def _recorded(info: RecordedFleet) -> Section:
     """Return what each of a recording's servers did, and what routing, pools and workload cost."""
     asked = sum(server.query_tokens for server in info.servers)
-    rows = [
-        (
-            server.url,
-            Cell(percent(server.query_tokens, asked) if asked else "–", server.query_tokens),
-            cell(server.requests, count),
-            cell(server.rate, percent),
-            cell(server.misses.get(OTHER_REPLICA, 0), count),
-            cell(server.still_tokens, count),
-            cell(server.evicted_blocks, count),
-            server.note,
-        )
+    rows = (
+        {
+            "server": server.url,
+            "of the tokens": cell(server.query_tokens, lambda n: percent(n, asked) if asked else "–"),
+            "requests": cell(server.requests, count),
+            "hit rate": cell(server.rate, percent),
+            "another had": cell(server.misses.get(OTHER_REPLICA, 0), count),
+            "and held": cell(server.still_tokens, count),
+            "evicted blocks": cell(server.evicted_blocks, count),
+            "note": server.note,
+        }
         for server in info.servers
-    ]
-    heads = (
-        "server",
-        "of the tokens",
-        "requests",
-        "hit rate",
-        "another had",
-        "and held",
-        "evicted blocks",
-        "note",
     )
-    tables = [grid(heads, rows, "What each server did")]
+    tables = [grid_of(rows, "What each server did")]
     for funnel, whose in (
         (info.logged, "the log's requests"),
         (info.funnel, "all requests, by events alone"),
@@ -68,19 +58,18 @@ def _recorded(info: RecordedFleet) -> Section:
 
 
 def _sessions(sessions: Sequence[SessionRegret]) -> Grid:
-    rows = [
-        (
-            session.session,
-            cell(session.requests, count),
-            cell(session.replicas, count),
-            cell(session.rate, percent),
-            Cell(percent(session.best_tokens, session.query_tokens), session.best_tokens),
-            Cell(count(session.best_tokens - session.hit_tokens), session.best_tokens - session.hit_tokens),
-        )
-        for session in sessions
-    ]
-    heads = ("session", "requests", "servers", "hit rate", "at the best server", "lost tokens")
-    return grid(heads, rows, "Sessions that the router cost most")
+    rows = (
+        {
+            "session": each.session,
+            "requests": cell(each.requests, count),
+            "servers": cell(each.replicas, count),
+            "hit rate": cell(each.rate, percent),
+            "at the best server": Cell(percent(each.best_tokens, each.query_tokens), each.best_tokens),
+            "lost tokens": cell(each.best_tokens - each.hit_tokens, count),
+        }
+        for each in sessions
+    )
+    return grid_of(rows, "Sessions that the router cost most")
 
 
 def tiles(fleet: Fleet) -> list[Tile]:
@@ -111,21 +100,20 @@ def _lead(fleet: Fleet) -> str:
 
 
 def _replicas(fleet: Fleet) -> Grid:
-    rows = [
-        (
-            cell(replica.replica, str),
-            cell(replica.requests, count),
-            cell(replica.query_tokens, count),
-            cell(replica.hit_tokens, count),
-            cell(replica.rate, percent),
-            cell(replica.output_tokens, count),
-            cell(replica.preemptions, count),
-            cell(replica.busy_share, percent),
-        )
+    rows = (
+        {
+            "replica": cell(replica.replica, str),
+            "requests": cell(replica.requests, count),
+            "prompt tokens": cell(replica.query_tokens, count),
+            "hits": cell(replica.hit_tokens, count),
+            "hit rate": cell(replica.rate, percent),
+            "output": cell(replica.output_tokens, count),
+            "preempted": cell(replica.preemptions, count),
+            "busy": cell(replica.busy_share, percent),
+        }
         for replica in fleet.replicas
-    ]
-    heads = ("replica", "requests", "prompt tokens", "hits", "hit rate", "output", "preempted", "busy")
-    return grid(heads, rows, "What each engine did")
+    )
+    return grid_of(rows, "What each engine did")
 
 
 def _routers(fleet: Fleet) -> Grid | None:

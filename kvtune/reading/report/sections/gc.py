@@ -7,7 +7,7 @@ import numpy as np
 from kvtune.base.units import count, ms, percent
 from kvtune.data.run.types import Run
 from kvtune.data.show.charts import GENERATION_COLORS, stacked
-from kvtune.data.show.parts import Chart, Grid, Section, cell, grid
+from kvtune.data.show.parts import Chart, Grid, Section, cell, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.gc import Join
 from kvtune.reading.analysis.processes import process_keys, process_title
@@ -15,51 +15,37 @@ from kvtune.reading.analysis.run import RunAnalysis
 
 PLACE = 60
 LIMITS = ("collector",)
-HEADS = (
-    *(
-        "process",
-        "gen 0",
-        "gen 1",
-        "gen 2",
-        "pauses",
-        Column("CPU time", rank=1),
-        "longest",
-        Column("p99", rank=3),
-    ),
-    *("of step time", Column("frozen", rank=2)),
-)
 
 
 def section(analysis: RunAnalysis) -> Section | None:
     run, collectors = analysis.run, analysis.collectors
     if not collectors or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
         return None
-    table, steps = _by_process(analysis), _steps(analysis.collections_in_steps)
     return Section(
         id="gc",
         title="Garbage collector",
         lead=_lead(analysis),
-        tables=(table, steps),
+        tables=(_by_process(analysis), _steps(analysis.collections_in_steps)),
         facts=tuple(_facts(analysis)),
         draw=lambda: (_pauses(run),),
     )
 
 
 def _by_process(analysis: RunAnalysis) -> Grid:
-    rows = [
-        (
-            process_title(key),
-            *(cell(n, count) for n in collector.collections),
-            cell(collector.pause_total_ms, ms),
-            cell(collector.cpu_ms, ms),
-            cell(collector.pause_max_ms, ms),
-            cell(collector.pause_p99_ms, ms),
-            cell(collector.share_of_step, lambda share: percent(share, digits=2)),
-            cell(collector.frozen, count),
-        )
+    rows = (
+        {
+            "process": process_title(key),
+            **{f"gen {number}": cell(n, count) for number, n in enumerate(collector.collections)},
+            "pauses": cell(collector.pause_total_ms, ms),
+            Column("CPU time", rank=1): cell(collector.cpu_ms, ms),
+            "longest": cell(collector.pause_max_ms, ms),
+            Column("p99", rank=3): cell(collector.pause_p99_ms, ms),
+            "of step time": cell(collector.share_of_step, lambda share: percent(share, digits=2)),
+            Column("frozen", rank=2): cell(collector.frozen, count),
+        }
         for key, collector in analysis.collectors.items()
-    ]
-    return grid(HEADS, rows, "Collections and pauses by process")
+    )
+    return grid_of(rows, "Collections and pauses by process")
 
 
 def _steps(joined: Join) -> Grid:

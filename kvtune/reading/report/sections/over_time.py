@@ -15,7 +15,7 @@ from kvtune.base.units import count, ms, number, percent
 from kvtune.data.causes import CAUSES, cause_title
 from kvtune.data.run.types import Run
 from kvtune.data.show.charts import SERIES, columns
-from kvtune.data.show.parts import Chart, Grid, Section, cell, grid
+from kvtune.data.show.parts import Chart, Grid, Section, cell, grid_of
 from kvtune.reading.analysis.looks import Bounds, Moment, Stretch, Timeline, stretch, timeline, waits
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report.sections.lanes import AT, POOL, SPAN, TOKENS, Lane, Rows, stacked_lanes
@@ -147,7 +147,6 @@ def _marks(moments: tuple[Moment, ...] | list[Moment]) -> str:
         f"generated nothing for {ms(1000 * stalled_s)} while requests ran" if stalled_s else "",
     ]
     floods = by_kind["flood"]
-    floods = by_kind["flood"]
     events = [f"the server {', '.join(filter(None, parts))}"] if any(parts) else []
     if floods:
         grew = f"the queue grew by {count(max(flood.size for flood in floods))} requests"
@@ -208,41 +207,30 @@ def _table(run: Run, series: Timeline) -> Grid:
     middle = (looks["t_s"] + looks["until_s"]) / 2
     begin, end = series.whole.begin_s, series.whole.end_s
     slots = np.clip(((middle - begin) / max(end - begin, 1e-9) * SPANS).astype(np.int64), 0, SPANS - 1)
-    rows = []
-    for number_of in np.unique(slots).tolist():
-        part = stretch(run, slots == number_of)
-        marks = [m.kind for m in series.moments if m.end_s > part.begin_s and m.begin_s < part.end_s]
-        rows.append(
-            (
-                f"{_clock(run, part.begin_s)} to {_clock(run, part.end_s)}",
-                cell(part.came, count),
-                cell(part.tally.query_tokens if part.tally else None, count),
-                cell(part.tally.rate if part.tally else None, percent),
-                seen_text(part) or "–",
-                cell(part.first_token.mean_ms, ms),
-                bounds_text(part.first_token.p99_ms) or "–",
-                cell(part.queue.mean_ms, ms),
-                cell(part.running, count),
-                cell(part.waiting, count),
-                cell(part.preemptions, count),
-                ", ".join(dict.fromkeys(marks)) or "–",
-            )
-        )
-    heads = (
-        "time (UTC)",
-        "requests",
-        "prompt tokens",
-        "hit",
-        "seen before",
-        "first token, mean",
-        "slowest of 100",
-        "in the queue, mean",
-        "most running",
-        "most waiting",
-        "preempted",
-        "marks",
+    parts = [stretch(run, slots == number) for number in np.unique(slots).tolist()]
+
+    def marks(part: Stretch) -> str:
+        within = (m.kind for m in series.moments if m.end_s > part.begin_s and m.begin_s < part.end_s)
+        return ", ".join(dict.fromkeys(within)) or "–"
+
+    rows = (
+        {
+            "time (UTC)": f"{_clock(run, part.begin_s)} to {_clock(run, part.end_s)}",
+            "requests": cell(part.came, count),
+            "prompt tokens": cell(part.tally.query_tokens if part.tally else None, count),
+            "hit": cell(part.tally.rate if part.tally else None, percent),
+            "seen before": seen_text(part) or "–",
+            "first token, mean": cell(part.first_token.mean_ms, ms),
+            "slowest of 100": bounds_text(part.first_token.p99_ms) or "–",
+            "in the queue, mean": cell(part.queue.mean_ms, ms),
+            "most running": cell(part.running, count),
+            "most waiting": cell(part.waiting, count),
+            "preempted": cell(part.preemptions, count),
+            "marks": marks(part),
+        }
+        for part in parts
     )
-    return grid(heads, rows, f"The recording in {len(rows)} spans of time")
+    return grid_of(rows, f"The recording in {len(parts)} spans of time")
 
 
 def _edges(run: Run) -> np.ndarray:

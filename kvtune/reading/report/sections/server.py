@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtune.base.units import count, percent
 from kvtune.data.causes import cause_meaning, cause_title
 from kvtune.data.run.extras import ServerAccount, ServerPart
-from kvtune.data.show.parts import Grid, Section, grid
+from kvtune.data.show.parts import Grid, Section, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.data.tally import Tally
 from kvtune.reading.analysis.run import RunAnalysis
@@ -60,27 +60,28 @@ def _tokens(title: str, tally: Tally, loaded: int, events: str) -> Grid:
 
 
 def _lists(account: ServerAccount) -> list[Grid]:
-    prefixes = [
-        (
-            prefix.first,
-            count(prefix.visits),
-            count(prefix.hit_tokens),
-            count(prefix.lost_tokens),
-            count(prefix.longest_tokens),
-        )
+    prefixes = (
+        {
+            "prefix, by its first block": prefix.first,
+            "visits": count(prefix.visits),
+            "hit": count(prefix.hit_tokens),
+            "seen, and missed": count(prefix.lost_tokens),
+            "longest": count(prefix.longest_tokens),
+        }
         for prefix in account.prefixes
-    ]
-    points = [
-        (count(divergence.position), count(divergence.times), count(divergence.new_tokens), divergence.first)
+    )
+    points = (
+        {
+            "differs at token": count(divergence.position),
+            "times": count(divergence.times),
+            "new tokens": count(divergence.new_tokens),
+            "prefix": divergence.first,
+        }
         for divergence in account.divergences
-    ]
-    heads = ("prefix, by its first block", "visits", "hit", "seen, and missed", "longest")
+    )
     least = "at least: prompts that stored no whole block are in no row"
-    made = [grid(heads, prefixes, f"Prefixes, in tokens ({least})")] if prefixes else []
-    if points:
-        heads_of_points = ("differs at token", "times", "new tokens", "prefix")
-        made.append(grid(heads_of_points, points, "Where a prompt differs from an earlier one"))
-    return made
+    prefixes_title = f"Prefixes, in tokens ({least})"
+    return [grid_of(prefixes, prefixes_title), grid_of(points, "Where a prompt differs from an earlier one")]
 
 
 def _lead(account: ServerAccount) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kvtune.base.units import percent
 from kvtune.data.run.extras import FlameBox, StackFunction, StackSamples
 from kvtune.data.show.charts import SERIES, columns, spec_of
-from kvtune.data.show.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.data.show.parts import Cell, Chart, Grid, Section, cell, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.processes import process_title
 from kvtune.reading.analysis.run import RunAnalysis
@@ -51,13 +51,16 @@ def _charts(titled: Mapping[str, StackSamples], tables: Mapping[str, Grid]) -> I
 
 
 def _table(title: str, top: Sequence[StackFunction]) -> Grid:
-    rows = [
-        (cell(rank, str), f.function, source_line(f.file, f.line), cell(f.share, percent))
+    rows = (
+        {
+            "rank": cell(rank, str),
+            Column("function", right=False, folds=True): f.function,
+            Column("where", right=False, folds=True, rank=1): source_line(f.file, f.line),
+            "share of samples": cell(f.share, percent),
+        }
         for rank, f in enumerate(top[:SHOWN], start=1)
-    ]
-    function = Column("function", right=False, folds=True)
-    where = Column("where", right=False, folds=True, rank=1)
-    return grid(("rank", function, where, "share of samples"), rows, title)
+    )
+    return grid_of(rows, title)
 
 
 def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int, table: Grid) -> Chart:

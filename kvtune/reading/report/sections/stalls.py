@@ -10,7 +10,7 @@ import numpy as np
 from kvtune.base.units import count, ms, percent
 from kvtune.data.run.types import Run, Table
 from kvtune.data.show.charts import SERIES, columns, spec_of
-from kvtune.data.show.parts import Cell, Chart, Section, cell, grid
+from kvtune.data.show.parts import Cell, Chart, Section, cell, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.processes import process_title
 from kvtune.reading.analysis.run import RunAnalysis
@@ -55,30 +55,30 @@ def section(analysis: RunAnalysis) -> Section | None:
     stalls = analysis.stalls
     if not stalls.slow:
         return None
-    causes = [
-        (CAUSES[cause], cell(own.gaps, count), cell(own.excess_ms, ms), cell(own.share, percent))
+    causes = (
+        {
+            "largest cause": CAUSES[cause],
+            "gaps": cell(own.gaps, count),
+            "over the median": cell(own.excess_ms, ms),
+            "share": cell(own.share, percent),
+        }
         for cause, own in stalls.causes.items()
         if own.share >= LEAST_SHARE
-    ]
-    worst = [
-        (
-            Cell(f"{stall.start_s:.3f} s", stall.start_s),
-            cell(stall.gap_ms, ms),
-            cell(stall.gaps, count),
-            why(stall),
-        )
+    )
+    worst = (
+        {
+            "at": cell(stall.start_s, "{:.3f} s".format),
+            "longest gap": cell(stall.gap_ms, ms),
+            "gaps": cell(stall.gaps, count),
+            Column("cause", right=False, folds=True): why(stall),
+        }
         for stall in stalls.worst
-    ]
-    heads = ("largest cause", "gaps", "over the median", "share")
-    by_cause = grid(heads, causes, "Slow gaps by cause")
-    one_by_one = grid(
-        ("at", "longest gap", "gaps", Column("cause", right=False, folds=True)), worst, "The worst stalls"
     )
     return Section(
         id="stalls",
         title="Slow tokens",
         lead=lead(stalls),
-        tables=(by_cause, one_by_one),
+        tables=(grid_of(causes, "Slow gaps by cause"), grid_of(worst, "The worst stalls")),
         notes=(advice(stalls),),
         fold=_folded(analysis),
         draw=lambda: (

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtune.base.units import ms
 from kvtune.data.run.types import Run
-from kvtune.data.show.parts import Chart, Grid, Section, grid
+from kvtune.data.show.parts import Chart, Grid, Section, grid_of
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report.sections.lanes import LANES, Lane, Rows, stacked_lanes
 
@@ -73,34 +73,23 @@ def _table(run: Run, end_s: float) -> Grid:
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
     evictions = "pool" in run.tables
-    rows = []
+    rows: list[dict[str, object]] = []
     for start, stop in itertools.pairwise(edges):
         step_us = steps["step_us"][(steps["t_s"] >= start) & (steps["t_s"] < stop)]
         pauses = gc["pause_us"][(gc["t_s"] >= start) & (gc["t_s"] < stop)]
         now = (pool["t_s"] >= start) & (pool["t_s"] < stop)
         sent = (requests["sent_s"] >= start) & (requests["sent_s"] < stop) & (requests["hit_tokens"] >= 0)
         rows.append(
-            (
-                f"{start:.4g} to {stop:.4g} s",
-                len(step_us),
-                ms(float(step_us.mean()) / 1000) if len(step_us) else "–",
-                ms(float(step_us.max()) / 1000) if len(step_us) else "–",
-                len(pauses),
-                ms(float(pauses.sum()) / 1000) if len(pauses) else "–",
-                int(requests["prompt_tokens"][sent].sum()),
-                int(requests["hit_tokens"][sent].sum()),
-                int(pool["evicted"][now].sum()) if evictions else "–",
-            )
+            {
+                "time": f"{start:.4g} to {stop:.4g} s",
+                "steps": len(step_us),
+                "mean step": ms(float(step_us.mean()) / 1000) if len(step_us) else "–",
+                "longest step": ms(float(step_us.max()) / 1000) if len(step_us) else "–",
+                "collections": len(pauses),
+                "pauses": ms(float(pauses.sum()) / 1000) if len(pauses) else "–",
+                "prompt tokens sent": int(requests["prompt_tokens"][sent].sum()),
+                "hits among them": int(requests["hit_tokens"][sent].sum()),
+                "blocks evicted": int(pool["evicted"][now].sum()) if evictions else "–",
+            }
         )
-    heads = (
-        "time",
-        "steps",
-        "mean step",
-        "longest step",
-        "collections",
-        "pauses",
-        "prompt tokens sent",
-        "hits among them",
-        "blocks evicted",
-    )
-    return grid(heads, rows, f"The run in {SPANS} equal spans of time")
+    return grid_of(rows, f"The run in {SPANS} equal spans of time")

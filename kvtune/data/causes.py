@@ -17,7 +17,7 @@ Whose = Literal["pool", "tier", "draft", "text", "server", "prompt", "unknown"]
 class Cause:
     """Why prompt tokens missed.
 
-    replayed: a replay with verdicts can give it. of_group: one KV cache group is at fault.
+    replayed: a replay with verdicts can give it.
     winnable: settings, the pool or a better policy can turn its tokens into hits. helps: the kind of change that may.
     colour: of charts, a variable of the page's style; "" takes the next free one.
     """
@@ -29,8 +29,17 @@ class Cause:
     colour: str = ""
     winnable: bool = False
     replayed: bool = False
-    of_group: bool = False
     helps: str = ""
+
+    @property
+    def of_group(self) -> bool:
+        """Whether one KV cache group is at fault."""
+        return self.winnable and self.replayed
+
+
+def _kept_no_more(key: str, title: str, meaning: str, whose: Whose, helps: str, colour: str = "") -> Cause:
+    """Return a cause of tokens that a KV cache group had and lost, which a replay sees and settings can win."""
+    return Cause(key, title, meaning, whose, colour, winnable=True, replayed=True, helps=helps)
 
 
 DRAFT = "draft_group"
@@ -51,100 +60,73 @@ CAUSES: dict[str, Cause] = {
             colour="var(--c-gen2)",
             winnable=True,
         ),
-        Cause(
+        _kept_no_more(
             "evicted",
             "kept, then evicted",
             "cached, then evicted: a larger pool or another order keeps it",
             "pool",
-            colour="var(--c-gen2)",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="eviction",
+            "eviction",
+            "var(--c-gen2)",
         ),
-        Cause(
+        _kept_no_more(
             NOT_KEPT,
             "seen, but no window or state was kept",
             "seen before, but no window or state was kept at that boundary",
             "pool",
-            colour="var(--c4)",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="retention",
+            "retention",
+            "var(--c4)",
         ),
-        Cause(
+        _kept_no_more(
             "lagging_group",
             "cache groups held different parts",
             "the KV cache groups hold different boundaries, and a hit needs the same in all",
             "pool",
-            colour="var(--c6)",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="eviction",
+            "eviction",
+            "var(--c6)",
         ),
-        Cause(
+        _kept_no_more(
             DRAFT,
             "lost to the draft model's blocks",
             "the draft model's KV cache group lacks it, or took its blocks",
             "draft",
-            colour="var(--c3)",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="eviction",
+            "eviction",
+            "var(--c3)",
         ),
-        Cause(
+        _kept_no_more(
             "evicted_from_both",
             "evicted from the pool and host memory",
             "stored in host memory, and evicted there and from the pool",
             "tier",
-            colour="var(--c-gen2)",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="tier",
+            "tier",
+            "var(--c-gen2)",
         ),
-        Cause(
+        _kept_no_more(
             "never_stored",
             "evicted, never stored in host memory",
             "evicted; never offered to host memory (answers), or not admitted there",
             "tier",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="storing",
+            "storing",
         ),
-        Cause(
+        _kept_no_more(
             "stored_late",
             "evicted, not stored in time",
             "evicted; host memory had no room when it was offered, and it will be offered again",
             "tier",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="tier",
+            "tier",
         ),
-        Cause(
+        _kept_no_more(
             "store_refused",
             "evicted, no room in host memory",
             "evicted; host memory had no room, and the store was given up",
             "tier",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="tier",
+            "tier",
         ),
-        Cause(
+        _kept_no_more(
             "window_not_stored",
             "evicted, window or state not stored",
             "evicted; vLLM did not store this window or state: a retention interval keeps more",
             "tier",
-            winnable=True,
-            replayed=True,
-            of_group=True,
-            helps="storing windows",
+            "storing windows",
         ),
         Cause(
             "reset",

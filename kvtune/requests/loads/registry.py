@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvtune.requests.loads import synthetic
@@ -58,43 +59,15 @@ def _show(key: Key) -> str:
     return "FILE" if key.default == "" else str(key.default)
 
 
-def _sessions(maker: str) -> Callable[..., Load]:
-    """Return a loader of sessions. It imports what it needs when it is called: msgspec takes longer than all this."""
+def _of_sessions(name: str) -> Callable[..., Any]:
+    """Return a function of session_loads.py, imported when it is called: msgspec takes longer than all this."""
 
-    def loader(**values: Any) -> Load:
+    def called(**values: Any) -> Any:
         from kvtune.requests.loads import session_loads
 
-        load: Load = getattr(session_loads, maker)(values)
-        return load
+        return getattr(session_loads, name)(values)
 
-    return loader
-
-
-_trace_load, _requests_load, _agents_load = map(_sessions, ("of_trace", "of_log", "of_agents"))
-
-
-def _trace(**values: Any) -> Draft:
-    from kvtune.requests.loads import session_loads
-    from kvtune.requests.loads.trace_file import trace
-
-    if values["sessions"] or session_loads.is_weka(values):
-        return session_loads.drafted(_trace_load(**values), values)
-    return trace(**session_loads.without_rules(values))
-
-
-def _requests(**values: Any) -> Draft:
-    from kvtune.requests.loads import session_loads
-    from kvtune.requests.loads.requests_file import requests
-
-    if values["sessions"]:
-        return session_loads.drafted(_requests_load(**values), values)
-    return requests(**session_loads.without_rules(values), sources=values["sources"])
-
-
-def _agents(**values: Any) -> Draft:
-    from kvtune.requests.loads import session_loads
-
-    return session_loads.drafted(_agents_load(**values), values)
+    return called
 
 
 def _count(name: str, default: int, help: str, least: float = 1) -> Key:
@@ -138,7 +111,7 @@ _ONE_KIND = (
 )
 
 _DECODE = WorkloadKind("decode", "short prompts, long outputs, all at once", _ONE_KIND, synthetic.decode)
-_PREFILL = WorkloadKind("prefill", "", _ONE_KIND, synthetic.prefill).preset(
+_PREFILL = WorkloadKind("prefill", "", _ONE_KIND, partial(synthetic.decode, kind="prefill")).preset(
     "prefill", "long prompts, short outputs, all at once", requests=32, prompt=2000, output=8
 )
 _ROUNDS = WorkloadKind(
@@ -244,8 +217,8 @@ _TRACE = WorkloadKind(
         *_SESSIONS,
         _SEED,
     ),
-    _trace,
-    _trace_load,
+    _of_sessions("trace_draft"),
+    _of_sessions("trace_load"),
 )
 
 _REQUESTS = WorkloadKind(
@@ -267,8 +240,8 @@ _REQUESTS = WorkloadKind(
         *_SESSIONS,
         _SEED,
     ),
-    _requests,
-    _requests_load,
+    _of_sessions("log_draft"),
+    _of_sessions("log_load"),
 )
 _AGENTS = WorkloadKind(
     "agents",
@@ -303,8 +276,8 @@ _AGENTS = WorkloadKind(
         _concurrency(0),
         _SEED,
     ),
-    _agents,
-    _agents_load,
+    _of_sessions("agents_draft"),
+    _of_sessions("agents_load"),
 )
 
 WORKLOADS: dict[str, WorkloadKind] = {

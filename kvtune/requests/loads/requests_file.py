@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from kvtune.base.errors import UsageError
+from kvtune.requests.loads.sessions import cut
 from kvtune.requests.loads.sources import Sources
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.requests_log import Render, read_log
@@ -77,7 +78,7 @@ def draft(rows: Sequence[Logged], *, speed: float = 1.0, concurrency: int = 0) -
         tokens = packed(row.prompt)
         prefixes = salts.setdefault(row.salt, Prefixes())
         shared, spans = prefixes.longest(tokens)
-        prompt = _first(spans or (), shared)
+        prompt = cut(spans or (), shared)
         if shared < len(row.prompt):
             prompt = (*prompt, Span(index, shared, len(row.prompt) - shared))
         answer = Span(STREAM_ANSWER + index, 0, len(row.answer))
@@ -107,13 +108,3 @@ def within(row: Logged, since: float, until: float) -> bool:
     if not since and not until:
         return True
     return row.t0 is not None and row.t0 >= since and (not until or (row.t1 or row.t0) <= until)
-
-
-def _first(spans: tuple[Span, ...], tokens: int) -> tuple[Span, ...]:
-    kept = []
-    for span in spans:
-        if tokens <= 0:
-            break
-        kept.append(span._replace(length=min(span.length, tokens)))
-        tokens -= span.length
-    return tuple(kept)

@@ -16,16 +16,33 @@ RULES = ("sessions", "hours", "max_think", "longest", "answers", "share", "subag
 WEKA = "weka"
 
 
-def without_rules(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in RULES}
+def trace_draft(values: Mapping[str, Any]) -> Draft:
+    if values["sessions"] or _is_weka(values):
+        return _drafted(trace_load(values), values)
+    from kvtune.requests.loads.trace_file import trace
+
+    return trace(**{name: value for name, value in values.items() if name not in RULES})
 
 
-def is_weka(values: Mapping[str, Any]) -> bool:
+def log_draft(values: Mapping[str, Any]) -> Draft:
+    if values["sessions"]:
+        return _drafted(log_load(values), values)
+    from kvtune.requests.loads.requests_file import requests
+
+    without_rules = {name: value for name, value in values.items() if name not in RULES}
+    return requests(**without_rules, sources=values["sources"])
+
+
+def agents_draft(values: Mapping[str, Any]) -> Draft:
+    return _drafted(agents_load(values), values)
+
+
+def _is_weka(values: Mapping[str, Any]) -> bool:
     named = values["format"]
     return bool(named == WEKA or (named == "auto" and Path(values["path"]).expanduser().is_dir()))
 
 
-def drafted(load: Load, values: Mapping[str, Any]) -> Draft:
+def _drafted(load: Load, values: Mapping[str, Any]) -> Draft:
     """Return the requests of N slots, or with sessions=0 each session once."""
     if not values["sessions"]:
         return as_recorded(load, values["concurrency"])
@@ -33,9 +50,9 @@ def drafted(load: Load, values: Mapping[str, Any]) -> Draft:
     return replace(draft, concurrency=values["concurrency"] or None)
 
 
-def of_trace(values: Mapping[str, Any]) -> Load:
+def trace_load(values: Mapping[str, Any]) -> Load:
     file = Path(values["path"]).expanduser()
-    if not is_weka(values):
+    if not _is_weka(values):
         from kvtune.requests.loads.log_sessions import trace_sessions
 
         sessions, note = trace_sessions(
@@ -59,7 +76,7 @@ def of_trace(values: Mapping[str, Any]) -> Load:
     return load(sessions, _rules(values, share=False), str(file))
 
 
-def of_log(values: Mapping[str, Any]) -> Load:
+def log_load(values: Mapping[str, Any]) -> Load:
     from kvtune.requests.loads.log_sessions import log_sessions
 
     file = Path(values["path"]).expanduser()
@@ -70,7 +87,7 @@ def of_log(values: Mapping[str, Any]) -> Load:
     return load(sessions, _rules(values, share=True), str(file), note)
 
 
-def of_agents(values: Mapping[str, Any]) -> Load:
+def agents_load(values: Mapping[str, Any]) -> Load:
     from kvtune.requests.loads.agents import Medians, agents
 
     medians = Medians(

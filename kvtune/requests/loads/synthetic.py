@@ -50,19 +50,6 @@ def decode(
     )
 
 
-def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Draft:
-    """Build the requests of `decode`, with kind `prefill`. The registry gives `prefill` other defaults."""
-    return decode(
-        requests=requests,
-        prompt=prompt,
-        output=output,
-        concurrency=concurrency,
-        rate=rate,
-        seed=seed,
-        kind="prefill",
-    )
-
-
 def rounds(
     *, prefixes: int, prefix: int, suffix: int, output: int, rounds: int, concurrency: int, seed: int
 ) -> Draft:

@@ -464,7 +464,11 @@ def _match_unit_limits(facts: ModelFacts) -> Multiples:
     return Multiples(1, 1, f"none, or a divisor of the block size ({block} tokens), e.g. {a}")
 
 
-NO_STATES = "the model has no recurrent states"
+def _idle(setting: str, facts: ModelFacts, why: str, hint: str) -> tuple[str, str]:
+    """Refuse a setting of recurrent states: it does nothing to a model without them, nor, for `why`, to this one."""
+    if not facts.state_layers:
+        why, hint = "the model has no recurrent states", "leave it out"
+    return f"{setting} has no effect here: {why}", hint
 
 
 def _refuse_state_mode(value: Value, facts: ModelFacts) -> tuple[str, str]:
@@ -473,27 +477,21 @@ def _refuse_state_mode(value: Value, facts: ModelFacts) -> tuple[str, str]:
         return "", ""
     why = f"with prefix caching {'on' if facts.caching else 'off'} vLLM makes it {mode}"
     hint = f"enable_prefix_caching={'false' if facts.caching else 'true'} changes it"
-    return f"mamba_cache_mode={value} has no effect here: {why if facts.state_layers else NO_STATES}", (
-        hint if facts.state_layers else "leave it out"
-    )
+    return _idle(f"mamba_cache_mode={value}", facts, why, hint)
 
 
 def _refuse_state_block(value: Value, facts: ModelFacts) -> tuple[str, str]:
     if facts.unknown or value == facts.block_tokens:
         return "", ""
     why = f"a state's block is the attention block, {facts.block_tokens} tokens"
-    return f"mamba_block_size={value} has no effect here: {why if facts.state_layers else NO_STATES}", (
-        "block_size sets both" if facts.state_layers else "leave it out"
-    )
+    return _idle(f"mamba_block_size={value}", facts, why, "block_size sets both")
 
 
 def _refuse_checkpoint(value: Value, facts: ModelFacts) -> tuple[str, str]:
     if not value or facts.unknown or (facts.state_layers and facts.drafts):
         return "", ""
-    why = "it acts with a drafter (EAGLE, MTP) only" if facts.state_layers else NO_STATES
-    return f"enable_mamba_shared_prefix_checkpoint=true has no effect here: {why}", (
-        "give --speculative-config after `--`" if facts.state_layers else "leave it out"
-    )
+    why, hint = "it acts with a drafter (EAGLE, MTP) only", "give --speculative-config after `--`"
+    return _idle("enable_mamba_shared_prefix_checkpoint=true", facts, why, hint)
 
 
 def _fixed(least: int, words: str) -> Callable[[ModelFacts], Multiples]:

@@ -41,6 +41,8 @@ IN_MESSAGE = (
 IN_PART = ("type", "cache_control", "annotations", "citations", "logprobs", "prompt_cache_breakpoint")
 """Fields of a part beside its text, none of which a template reads."""
 
+REASONING = ("reasoning", "reasoning_content")
+"""What a turn's reasoning is called: by vLLM, and by clients and templates that are older. A template gets both."""
 Message = dict[str, Any]
 
 
@@ -106,12 +108,11 @@ def conversation(body: Body, server: Server = Server()) -> Conversation:
 
 
 def _with_reasoning(message: Any) -> Any:
+    """Return a message whose reasoning has vLLM's name alone."""
     if not isinstance(message, dict) or message.get("reasoning_content") is None:
         return message
-    named = {name: value for name, value in message.items() if name != "reasoning_content"}
-    return (
-        named if named.get("reasoning") is not None else named | {"reasoning": message["reasoning_content"]}
-    )
+    given = next(message[name] for name in REASONING if message.get(name) is not None)
+    return {name: value for name, value in message.items() if name not in REASONING} | {"reasoning": given}
 
 
 def _message(given: object) -> Message:
@@ -120,14 +121,14 @@ def _message(given: object) -> Message:
     role = given["role"]
     known_only(given, IN_MESSAGE, f"a {shown(role)} message")
     message: Message = {"role": role, "content": _parts(given.get("content"), role)}
-    if role == "assistant":
-        if isinstance(given.get("tool_calls"), list) and given["tool_calls"]:
-            message["tool_calls"] = [_call(call) for call in given["tool_calls"]]
-        if (reasoning := given.get("reasoning")) is not None:
-            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    elif role == "tool" and "tool_call_id" in given:
+    calls, reasoning = given.get("tool_calls"), given.get("reasoning")
+    if role == "assistant" and isinstance(calls, list) and calls:
+        message["tool_calls"] = [_call(call) for call in calls]
+    if role == "assistant" and reasoning is not None:
+        message |= dict.fromkeys(REASONING, reasoning)
+    if role == "tool" and "tool_call_id" in given:
         message["tool_call_id"] = given["tool_call_id"]
-    elif role == "developer":
+    if role == "developer":
         message["tools"] = given.get("tools")
     return message | {name: given[name] for name in ("name", "task") if isinstance(given.get(name), str)}
 

@@ -287,21 +287,26 @@ def _alone(gone: Sequence[Part], come: Sequence[Part], next_: Span, moved: Colle
 
     `next_`: where the pair stands in the old and in the new prompt.
     """
-    groups: dict[int, tuple[list[Part], list[Part]]] = {}
-    for side, parts in ((1, come), (0, gone)):
-        for part in parts:
-            apart = part.what in ("tool", "flag") or part.text in moved
-            groups.setdefault(id(part) if apart else 0, ([], []))[side].append(part)
-    for lost, added in groups.values():
-        edits: list[tuple[list[Part], list[Part]]] = [(lost, added)]
-        if lost and added and not kind_of(Difference("parts", added[0], gone=lost, come=added)):
-            edits = [([], added), (lost, [])]  # no kind is named for both together: each is its own edit
-        for before, after in edits:
-            part = (after or before)[0]
-            old, new = _of_parts(before, next_[0]), _of_parts(after, next_[1])
-            difference = Difference("parts", part, moved=part.text in moved, gone=before, come=after)
-            place = part.place.partition(".")[0] if part.text in moved else part.place
-            yield _edit(kind_of(difference), replace(part, place=place, text=""), old, new)
+
+    def is_turn(part: Part) -> bool:
+        return part.what not in ("tool", "flag") and part.text not in moved
+
+    lost, added = list(filter(is_turn, gone)), list(filter(is_turn, come))
+    turns = [(lost, added)]
+    if lost and added and not kind_of(Difference("parts", added[0], gone=lost, come=added)):
+        turns = [([], added), (lost, [])]  # no kind is named for both together: each is its own edit
+    edits: list[tuple[list[Part], list[Part]]] = []
+    for is_new, part in (*((True, part) for part in come), *((False, part) for part in gone)):
+        if not is_turn(part):
+            edits.append(([], [part]) if is_new else ([part], []))
+        elif part is (added or lost)[0]:
+            edits += turns
+    for before, after in edits:
+        part = (after or before)[0]
+        old, new = _of_parts(before, next_[0]), _of_parts(after, next_[1])
+        difference = Difference("parts", part, moved=part.text in moved, gone=before, come=after)
+        place = part.place.partition(".")[0] if part.text in moved else part.place
+        yield _edit(kind_of(difference), replace(part, place=place, text=""), old, new)
 
 
 def _compared(was: Part, now: Part, work: Work) -> Iterator[Run]:

@@ -22,7 +22,6 @@ from kvtune.requests.text.divergence import Divergence, Ids, Piece
 Places = NDArray[np.int64]
 Marked = NDArray[np.bool_]
 Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
-END = 1 << 62
 
 
 class _Link(NamedTuple):
@@ -174,31 +173,27 @@ def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Pla
     """Return the places of a prompt's first tokens that the earlier prompt has, in the order in which that was mended.
 
     They end where one of the two has a token that the other has not and that is not moved, and at a change that is
-    left.
+    left. `gone`, `moved`: the tokens that are moved, of the earlier prompt and of this one.
     """
     new, old = _shared(link)
-    size = len(moved)
-    here = np.full(len(gone), -1, dtype=np.int64)
-    inside = old < len(here)
-    here[old[inside]] = new[inside]
-    both = np.zeros(size, dtype=bool)
-    both[new[new < size]] = True
+    places = np.full(len(gone), -1, dtype=np.int64)  # of the earlier prompt's tokens, in this prompt
+    inside = old < len(places)
+    places[old[inside]] = new[inside]
+    known, away, own = moved.copy(), gone.copy(), np.zeros(len(moved), dtype=bool)
+    known[new[new < len(known)]] = True
     for change in link.mended:
-        both[slice(*change.new)] |= change.orders
-    apart = np.flatnonzero(~both & ~moved)
-    most_new = min([*(change.new[0] for change in link.left), int(apart[0]) if len(apart) else END])
-    most_old = min([END, *(change.old[0] for change in link.left)])
-    piece = here[order]
-    away = gone.copy()
-    for change in link.mended:
+        known[slice(*change.new)] |= change.orders
         away[slice(*change.old)] |= change.orders
-    away = away[order]
-    stops = ~away & ((piece < 0) | (piece >= min(size, most_new)) | (order >= most_old))
-    end = int(stops.argmax()) if stops.any() else len(order)
-    own = np.zeros(size, dtype=bool)
-    for change in link.mended:
         own[slice(*change.new)] = not change.orders
-    piece = piece[:end]
-    piece = piece[(piece >= 0) & ~own[np.maximum(piece, 0)]]
-    once: Places = piece[np.sort(np.unique(piece, return_index=True)[1])]
+    end_new = min(_first(~known), *(change.new[0] for change in link.left), len(known))
+    end_old = min(len(gone), *(change.old[0] for change in link.left), len(gone))
+    found = places[order]
+    found = found[: _first(~away[order] & ((found < 0) | (found >= end_new) | (order >= end_old)))]
+    found = found[(found >= 0) & ~own[np.maximum(found, 0)]]
+    once: Places = found[np.sort(np.unique(found, return_index=True)[1])]
     return once
+
+
+def _first(marks: Marked) -> int:
+    """Return the first place that is marked; the end if none is."""
+    return int(marks.argmax()) if marks.any() else len(marks)

@@ -34,6 +34,8 @@ WORDS = (
     "text",
 )  # columns that hold words, not numbers
 AXIS_EXTENT = 74  # pixels, the same for all lanes; page.js relies on their common left edge
+FROM, TO = "from_s", "to_s"
+"""Parameters of the drawing that page.js sets: the time that all lanes show."""
 
 MARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "points": ("circle", {"size": 14, "opacity": 0.75}),
@@ -133,13 +135,13 @@ class Lane:
 
 
 def stacked_lanes(lanes: Sequence[tuple[Lane, Rows]], end_s: float, axis: str) -> Spec:
-    """Draw the lanes below each other, on one time axis with this title, from 0 to `end_s`."""
+    """Draw the lanes below each other, on one time axis from 0 to `end_s`; the lowest lane has its title."""
     import altair as alt
 
     drawings = [lane.drawing(rows) for lane, rows in lanes]
     drawings[-1].encoding["x"]["axis"]["title"] = axis
     stacked = alt.vconcat(*drawings, spacing=12).resolve_scale(color="independent", size="independent")
-    return spec_of(stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s)))
+    return spec_of(stacked.add_params(alt.param(name=FROM, value=0), alt.param(name=TO, value=end_s)))
 
 
 def _steps(run: Run, end_s: float) -> Rows | None:
@@ -305,9 +307,8 @@ def _thinned(keep: NDArray[np.int64], table: Table, noun: str) -> str:
 def _x() -> alt.X:
     import altair as alt
 
-    scale = alt.Scale(
-        domainMin=alt.ExprRef("from_s"), domainMax=alt.ExprRef("to_s"), nice=False, zero=False, padding=0
-    )
+    shown = {"domainMin": alt.ExprRef(FROM), "domainMax": alt.ExprRef(TO)}
+    scale = alt.Scale(**shown, nice=False, zero=False, padding=0)
     return alt.X("t:Q", scale=scale, axis=alt.Axis(title=None, tickCount=8))
 
 

@@ -31,14 +31,19 @@ SENTENCE = r"(?:[a-z]{1,3}|token|wrong|missing|invalid|required)(?=[.,:;!?)'\"`]
 """How a sentence about a key goes on."""
 NO_KEY = r"(?:[A-Z_]*KEY|TOKEN|VALUE|NAME|FILE)(?=[\s.,:;!?)'\"`]|\Z)|\.\."
 """What a text writes in place of a key."""
-BEGINS = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<key>(?s:.+?))(?=-----END|\Z)",
-    r"(?<![\w-])(?P<key>sk-[\w-]{8,}|(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|nvapi-)[\w-]{8,}|A[KS]IA[A-Z0-9]{8,}"
-    r"|AIza[\w-]{30,}|hf_(?=[a-zA-Z]*\d|[a-zA-Z]{16})[a-zA-Z0-9]{8,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)+)",
-    rf"(?<![\w-])(?i:bearer)\s++(?!{NO_KEY}|{SENTENCE})\\*['\"]?+(?P<key>(?<=\")[^\"\n\\]++|(?<=')[^'\n\\]++|[^\s'\"\\]++)",
-    r"(?<![\w-])[Bb]asic\s++\\*['\"]?+(?P<key>(?=\S*[\d=+/]|\S*[a-z][A-Z])[\w+/=-]{8,}|(?<=['\"])[^'\"\n\\]++)",
-    r"(?<![\w@/.:=,+-])(?P<key>[A-Za-z][\w.+-]*+:[^\s:@/,='\"]++)(?=@[\w\[])",  # USER:PASSWORD@HOST
-)
+BEGINS = {
+    "-----begin": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<key>(?s:.+?))(?=-----END|\Z)",
+    "sk- ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- xox nvapi- akia asia aiza hf_ eyj": r"(?<![\w-])(?P<key>"
+    r"sk-[\w-]{8,}|(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|nvapi-)[\w-]{8,}|A[KS]IA[A-Z0-9]{8,}|AIza[\w-]{30,}"
+    r"|hf_(?=[a-zA-Z]*\d|[a-zA-Z]{16})[a-zA-Z0-9]{8,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)+)",
+    "bearer": rf"(?<![\w-])(?i:bearer)\s++(?!{NO_KEY}|{SENTENCE})\\*['\"]?+"
+    r"(?P<key>(?<=\")[^\"\n\\]++|(?<=')[^'\n\\]++|[^\s'\"\\]++)",
+    "basic": r"(?<![\w-])[Bb]asic\s++\\*['\"]?+"
+    r"(?P<key>(?=\S*[\d=+/]|\S*[a-z][A-Z])[\w+/=-]{8,}|(?<=['\"])[^'\"\n\\]++)",
+    "@": r"(?<![\w@/.:=,+-])(?P<key>[A-Za-z][\w.+-]*+:[^\s:@/,='\"]++)(?=@[\w\[])",  # USER:PASSWORD@HOST
+}
+"""What keys begin with, after the small letters of which a text with such a key has some: few texts are searched."""
+KEYS = [(letters.split(), re.compile(pattern)) for letters, pattern in BEGINS.items()]
 SURE = re.compile(
     "(?i:secret|passw|passphrase|credential|(api|access|private|account)key|(authorization|cookie|sig|signature)$"
     "|(hf|hub|access|auth|refresh|bearer|api|security|session|id)token$)|pwd$|PGPASS$"
@@ -47,11 +52,13 @@ SURE = re.compile(
 VARIABLE = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 MAYBE = re.compile(r"(?i:(.*[_.-])?(key|token|auth|sas))|.*[a-z](Key|Token)")
 """Figures have such names, too: the value is a key if it is in quotes or looks drawn, or if the name is a VARIABLE."""
+NAMES = ("key", "token", "secret", "pass", "cred", "pwd", "auth", "sas", "sig", "cookie")
+"""What a key's name has."""
 OF_TEXT = re.compile(r"(?i)(.*[_.-])?(eos|bos|pad|unk|sep|cls|mask|image|audio|video|first|last)[_-]?token")
 """Names of a model's tokens."""
 NAMED = re.compile(
     r"(?<![\w.-])((?:(?i:api|access|private|auth|hf|secret) (?i:(?=key|token)))?"
-    r"(?=[\w.-]*(?i:key|token|secret|pass|cred|pwd|auth|sas|sig|cookie))[\w.-]++)"
+    rf"(?=[\w.-]*(?i:{'|'.join(NAMES)}))[\w.-]++)"
     r"(\\{0,4}['\"])?(?:(?: provided)?(\s*+[:=]\s*+)|(\s++(?:is|was)\s++)|[ \t]++)"
 )
 """A name, the quote that ends it, and what leads to its value: a sign, a verb, or a blank."""
@@ -160,9 +167,14 @@ def _hide(text: str) -> str:
 
 
 def _text(text: str, hide: Hide) -> str:
-    text = URL.sub(lambda url: _address(url[1], url[2], hide), text)
-    for pattern in BEGINS:
-        text = re.sub(pattern, lambda match: match[0].removesuffix(match["key"]) + hide(match["key"]), text)
+    plain = text.casefold()
+    if "://" in plain:
+        text = URL.sub(lambda url: _address(url[1], url[2], hide), text)
+    for letters, pattern in KEYS:
+        if any(map(plain.__contains__, letters)):
+            text = pattern.sub(lambda found: found[0].removesuffix(found["key"]) + hide(found["key"]), text)
+    if not any(map(plain.__contains__, NAMES)):
+        return text
     shown, copied, start = list[str](), 0, 0
     while match := NAMED.search(text, start):
         if value := _value(text, match):

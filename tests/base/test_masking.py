@@ -121,6 +121,9 @@ def test_the_shape_of_a_key_is_hidden(text: str) -> None:
     assert "SECRET" not in shown and "***" in shown
     assert masked_text(shown) == shown, "hidden once is hidden"
     assert "SECRET" not in masked_text(f"the server says: {text}"), "also within a text"
+    assert "SECRET" not in masked_text(f"password: OLD-SECRET\n{text}\n\npassword: NEW-SECRET"), (
+        "and beside others"
+    )
 
 
 TEXTS = [text for text in (*BEGINS, *NAMED, *ADDRESSES) if "no end" not in text]

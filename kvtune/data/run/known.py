@@ -5,6 +5,7 @@ Other fields in these parts (such as most of vLLM's resolved settings) are not c
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -12,75 +13,49 @@ import msgspec
 from kvtune.data.run.ranges import Count, Seconds, Whole
 
 
-class _Group(msgspec.Struct, frozen=True):
-    kind: str = ""
-    block_size: Count = 0
-    sliding_window: Count | None = None
-    layers: Count = 0
-    page_bytes: Count = 0
-    block_bytes: Count = 0
+def _object(**fields: Any) -> Any:
+    """Return the type of a JSON object in which each of these fields may be missing. `last` is called `$tuple`."""
+    optional = [(name, kind | msgspec.UnsetType, msgspec.UNSET) for name, kind in fields.items()]
+    return msgspec.defstruct("Known", optional, frozen=True, rename={"last": "$tuple"})
 
 
-class _Tier(msgspec.Struct, frozen=True):
-    bytes: Count = 0
-    chunks: Count = 0
-    policy: str = ""
+def _list(item: Any) -> Any:
+    return GenericAlias(list, (item,))
 
 
-class _Settings(msgspec.Struct, frozen=True):
-    hit_alignment_tokens: Count | None = None
-    retention_interval: Whole | None = None
-    max_num_seqs: Count | None = None
-    tiers: list[str] | None = None
-    offload: _Tier | None = None
-
-
-class _Types(msgspec.Struct, frozen=True, rename={"last": "$tuple"}):
-    last: list[dict[str, Any]] = []
-
-
-class _Fields(msgspec.Struct, frozen=True):
-    dtypes: _Types | None = None
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    fields: _Fields = _Fields()
-
-
-class _Specs(msgspec.Struct, frozen=True):
-    specs: list[_Spec] = []
-
-
-class _Engine(msgspec.Struct, frozen=True):
-    settings: _Settings = _Settings()
-    groups: list[_Group] = []
-    kv_specs: _Specs = _Specs()
-    block_size: Count = 0
-    num_blocks: Count = 0
-    engines: Count = 1
-
-
-class _Core(msgspec.Struct, frozen=True):
-    counters: dict[str, Whole] = {}
-
-
-class _Collector(msgspec.Struct, frozen=True):
-    thresholds: list[Whole] | None = None
-    frozen: Count = 0
-
-
-class _Process(msgspec.Struct, frozen=True):
-    gc: _Collector = _Collector()
-
-
-class _Known(msgspec.Struct, frozen=True):
-    engine: _Engine
-    core: _Core
-    processes: list[_Process] = []
-    wall_s: Seconds = 0.0
-    startup_s: Seconds = 0.0
+KNOWN = _object(
+    engine=_object(
+        settings=_object(
+            hit_alignment_tokens=Count | None,
+            retention_interval=Whole | None,
+            max_num_seqs=Count | None,
+            tiers=list[str] | None,
+            offload=_object(bytes=Count, chunks=Count, policy=str) | None,
+        ),
+        groups=_list(
+            _object(
+                kind=str,
+                block_size=Count,
+                sliding_window=Count | None,
+                layers=Count,
+                page_bytes=Count,
+                block_bytes=Count,
+            )
+        ),
+        kv_specs=_object(
+            specs=_list(_object(fields=_object(dtypes=_object(last=list[dict[str, Any]]) | None)))
+        ),
+        block_size=Count,
+        num_blocks=Count,
+        engines=Count,
+    ),
+    core=_object(counters=dict[str, Whole]),
+    processes=_list(_object(gc=_object(thresholds=list[Whole] | None, frozen=Count))),
+    wall_s=Seconds,
+    startup_s=Seconds,
+)
 
 
 def check_known(header: dict[str, Any]) -> None:
     """Check a decoded header. msgspec.ValidationError names the field that has a wrong type."""
-    msgspec.convert(header, _Known)
+    msgspec.convert(header, KNOWN)

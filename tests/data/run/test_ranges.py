@@ -16,7 +16,7 @@ from kvtune.answers.tune.study import read_study
 from kvtune.base.errors import UsageError
 from kvtune.data.run.extras import Extras, SloName, faults_of, read_extras
 from kvtune.data.run.file import read_label, read_run, write_run
-from kvtune.data.run.known import _Known
+from kvtune.data.run.known import KNOWN
 from kvtune.data.run.ranges import LARGEST, check_numbers
 from kvtune.data.run.slo import LIMITS
 from kvtune.data.run.types import AT_MOST, BELOW_ZERO, TABLES, Header, Run, RunLabel
@@ -47,7 +47,7 @@ def inner(kind: Any) -> Iterator[tuple[str, Any]]:
             waiting.extend((name, each) for each in getattr(one, part, ()))
 
 
-@pytest.mark.parametrize("kind", [Header, Extras, RunLabel, _Known])
+@pytest.mark.parametrize("kind", [Header, Extras, RunLabel, KNOWN])
 def test_every_number_of_a_header_has_a_range(kind: type) -> None:
     numbers = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
     found = [(name, one) for name, one in inner(kind) if isinstance(one, numbers)]

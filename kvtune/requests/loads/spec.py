@@ -58,34 +58,40 @@ def session_load(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sour
 
 def has_slots(spec: str) -> bool:
     """Whether a spec says how many sessions are played at once."""
-    return (
-        bool(parsed(spec, 0)[1].get("sessions"))
-        and WORKLOADS[spec.partition(":")[0].strip()].loader is not None
-    )
+    kind, values = parsed(spec, 0)
+    return bool(values.get("sessions")) and kind.loader is not None
 
 
 def has_key(spec: str, key: str) -> bool:
     """Whether the spec sets this key, whatever its value."""
-    name, _, rest = spec.partition(":")
-    return any(set_key == key for set_key, _ in _pairs(WORKLOADS[name.strip()], rest))
+    return any(set_key == key for set_key, _ in _pairs(spec))
 
 
 def with_keys(spec: str, **changed: Value) -> str:
     """Return the spec with these keys set."""
-    name, _, rest = spec.partition(":")
-    kind = WORKLOADS[name.strip()]
-    kept = [(key, value) for key, value in _pairs(kind, rest) if key not in changed]
-    return _spec(kind, [*kept, *((key, f"{value}") for key, value in changed.items())])
+    kept = [(key, value) for key, value in _pairs(spec) if key not in changed]
+    return _spec(_kind(spec).name, [*kept, *((key, f"{value}") for key, value in changed.items())])
 
 
 def parsed(spec: str, seed: int) -> tuple[WorkloadKind, dict[str, Value]]:
     """Return the kind of workload that a spec names, and the value of each of its keys."""
-    name, _, rest = spec.partition(":")
-    kind = WORKLOADS.get(name.strip())
-    if kind is None:
-        mean = did_you_mean(name, WORKLOADS)
-        raise UsageError(f"unknown workload {name!r}", f"{mean}workloads: {', '.join(WORKLOADS)}")
-    return kind, _values(kind, rest, seed)
+    kind = _kind(spec)
+    return kind, _values(kind, _pairs(spec), seed)
+
+
+def _kind(spec: str) -> WorkloadKind:
+    """Return the workload that a spec names. UsageError if there is none."""
+    name = spec.partition(":")[0]
+    if name.strip() in WORKLOADS:
+        return WORKLOADS[name.strip()]
+    mean = did_you_mean(name, WORKLOADS)
+    raise UsageError(f"unknown workload {name!r}", f"{mean}workloads: {', '.join(WORKLOADS)}")
+
+
+def _takes(spec: str, key: str) -> bool:
+    """Whether the spec names a workload that has this key."""
+    kind = WORKLOADS.get(spec.partition(":")[0].strip())
+    return kind is not None and any(each.name == key for each in kind.keys)
 
 
 def made(kind: WorkloadKind, spec: str, values: Mapping[str, Value], plan: Draft) -> Workload:
@@ -112,9 +118,8 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
 
     UsageError if the workload reads a file and `trace` is None, or if it reads no file and `trace` is given.
     """
-    name, _, rest = spec.partition(":")
-    kind = WORKLOADS.get(name.strip())
-    if kind is None or not any(key.name == "path" for key in kind.keys):
+    name = spec.partition(":")[0]
+    if not _takes(spec, "path"):
         if trace is not None:
             raise UsageError(f"--trace {trace}: the workload {name!r} reads no trace", "leave --trace out")
         return spec
@@ -124,18 +129,16 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
         )
     named = f"path={trace}"
     others = [
-        f"{key}={value}"
-        for key, value in _pairs(kind, rest)
+        (key, value)
+        for key, value in _pairs(spec)
         if key != "path" and (key != "tokenizer" or (value == BYTES and ",tokenizer=" not in named))
     ]
-    return with_tokenizer(f"{name}:{','.join((named, *others))}", tokenizer)
+    return with_tokenizer(_spec(name, [("path", str(trace)), *others]), tokenizer)
 
 
 def as_sent(spec: str) -> str:
     """Return the spec of a log without the keys that change when its requests are sent."""
-    name, _, rest = spec.partition(":")
-    kept = [f"{key}={value}" for key, value in _pairs(WORKLOADS[name.strip()], rest) if key not in WHEN]
-    return f"{name}:{','.join(kept)}"
+    return _spec(spec.partition(":")[0], [pair for pair in _pairs(spec) if pair[0] not in WHEN])
 
 
 WHEN = ("speed", "concurrency")
@@ -143,15 +146,13 @@ WHEN = ("speed", "concurrency")
 
 def with_tokenizer(spec: str, tokenizer: str) -> str:
     """Add `tokenizer=` to the spec of a log, unless the spec names a tokenizer."""
-    name, _, rest = spec.partition(":")
-    kind = WORKLOADS.get(name.strip())
-    if not tokenizer or kind is None or not any(key.name == "tokenizer" for key in kind.keys):
+    if not tokenizer or not _takes(spec, "tokenizer"):
         return spec
-    pairs = _pairs(kind, rest)
+    pairs = _pairs(spec)
     if any(key == "tokenizer" and value != AUTO for key, value in pairs):
         return spec
-    others = [f"{key}={value}" for key, value in pairs if key != "tokenizer"]
-    return f"{name}:{','.join((*others, f'tokenizer={tokenizer}'))}"
+    others = [pair for pair in pairs if pair[0] != "tokenizer"]
+    return _spec(spec.partition(":")[0], [*others, ("tokenizer", tokenizer)])
 
 
 def shortest(spec: str, seed: int = 0) -> str:
@@ -163,23 +164,23 @@ def shortest(spec: str, seed: int = 0) -> str:
         kind, values = parsed(spec, seed)
     except UsageError:
         return spec
-    kept = _pairs(kind, spec.partition(":")[2])
+    kept = _pairs(spec)
     for pair in list(kept):
-        fewer = _spec(kind, [key_value for key_value in kept if key_value != pair])
+        fewer = _spec(kind.name, [key_value for key_value in kept if key_value != pair])
         with suppress(UsageError):  # a key that the workload needs
             if parsed(fewer, seed)[1] == values:
                 kept.remove(pair)
-    return _spec(kind, kept)
+    return _spec(kind.name, kept)
 
 
-def _spec(kind: WorkloadKind, pairs: Sequence[tuple[str, str]]) -> str:
-    return kind.name + (":" if pairs else "") + ",".join(f"{key}={value}" for key, value in pairs)
+def _spec(name: str, pairs: Sequence[tuple[str, str]]) -> str:
+    return name + (":" if pairs else "") + ",".join(f"{key}={value}" for key, value in pairs)
 
 
-def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:
+def _values(kind: WorkloadKind, pairs: Sequence[tuple[str, str]], seed: int) -> dict[str, Value]:
     keys = {key.name: key for key in kind.keys}
     given: dict[str, Value] = {}
-    for name, raw in _pairs(kind, text):
+    for name, raw in pairs:
         if name not in keys:
             hint = f"{did_you_mean(name, keys)}its keys are {', '.join(keys)}"
             raise UsageError(f"workload {kind.name} has no key {name!r}", hint)
@@ -197,7 +198,9 @@ def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:
     return values
 
 
-def _pairs(kind: WorkloadKind, text: str) -> list[tuple[str, str]]:
+def _pairs(spec: str) -> list[tuple[str, str]]:
+    """Return the keys that a spec sets, each with its value as text."""
+    kind, text = _kind(spec), spec.partition(":")[2]
     pairs: list[tuple[str, str]] = []
     for part in text.split(",") if text.strip() else ():
         name, equals, raw = part.partition("=")

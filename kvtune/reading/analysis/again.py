@@ -210,9 +210,10 @@ def explain_line(run: Run, file: str) -> str:
     return command(*words)
 
 
-def workload_words(run: Run, *, needed: bool = False) -> list[str]:
+def bounds_line(run: Run) -> str:
+    """Return the `kvtune bounds` command for the run's load and model."""
     load = run.header.workload
-    return load_words(load.spec, load.seed, needed=needed)
+    return command("bounds", *load_words(load.spec, load.seed, needed=True), "--model", named(run))
 
 
 def _place(run: Run) -> Iterator[str]:

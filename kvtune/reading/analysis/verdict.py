@@ -19,13 +19,13 @@ from kvtune.data.run.types import Run, untimed
 from kvtune.data.tally import Tally
 from kvtune.reading.analysis.again import (
     MODEL,
+    bounds_line,
     explain_line,
     left_out_of_run,
     named,
     profile_line,
     tune_line,
     with_remedy,
-    workload_words,
 )
 from kvtune.reading.analysis.cache import match_unit
 from kvtune.reading.analysis.host.ceiling import Ceiling
@@ -171,6 +171,11 @@ def _prefill_share(cache: Tally, time: StepTime, tokens: int) -> float:
     return tokens / cache.query_tokens
 
 
+def _part(lost: int, cache: Tally) -> str:
+    whole = cache.query_tokens
+    return f"{count(lost)} of {count(whole)} prompt tokens ({percent(lost, whole)})"
+
+
 def _cost(share: float, time: StepTime, words: str) -> str:
     """Say what share of the engine's time that is; "" without times of steps, where shares are of prompt tokens."""
     return f"{words} {percent(share, digits=0)} of the engine's time" if time.total_s else ""
@@ -182,9 +187,8 @@ def _cache(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
         return None
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"Recomputing prompts that the engine had already computed: {count(lost)} of "
-        f"{count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were seen before but "
-        f"not in the cache when they came again{_cost(share, time, ', which costs up to')}."
+        f"Recomputing prompts that the engine had already computed: {_part(lost, cache)} were seen before but not in "
+        f"the cache when they came again{_cost(share, time, ', which costs up to')}."
     )
     return Verdict("cache", limit, *_advice(run), share)
 
@@ -204,9 +208,7 @@ def _advice(run: Run) -> tuple[str, str]:
             if replayed.remedies
             else f"Replayed on this run, {others[0].change} does not help, and no other setting is known that may"
         )
-        return f"{none}: see what any cache of this size could hit.", command(
-            "bounds", *workload_words(run, needed=True), "--model", named(run)
-        )
+        return f"{none}: see what any cache of this size could hit.", bounds_line(run)
     # The command is `explain`, which `verdict` writes: it knows the run's file.
     return "No other setting was replayed on this run: see which one helps before you change any.", ""
 
@@ -215,9 +217,8 @@ def _unknown(run: Run, cache: Tally, time: StepTime) -> Verdict:
     lost = cache.misses[UNCLASSIFIED]
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"{count(lost)} of {count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were "
-        f"computed{_cost(share, time, ', in up to')}; whether the cache could have saved that is not known, because "
-        "the workload could not be made again from this run."
+        f"{_part(lost, cache)} were computed{_cost(share, time, ', in up to')}; whether the cache could have saved "
+        "that is not known, because the workload could not be made again from this run."
     )
     if run.header.source == "server":
         return Verdict("unknown", limit, "Replay its log: then every miss gets a cause.", "", share)
@@ -246,9 +247,8 @@ def _text(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
         return None
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"The text of the prompts: {count(lost)} of {count(cache.query_tokens)} prompt tokens "
-        f"({percent(lost, cache.query_tokens)}) stand in an earlier prompt, too, after a text that differs, and were "
-        f"computed again{_cost(share, time, ', up to')}."
+        f"The text of the prompts: {_part(lost, cache)} stand in an earlier prompt, too, after a text that differs, "
+        f"and were computed again{_cost(share, time, ', up to')}."
     )
     replayed = run.header.extra.replayed
     if replayed is not None and (best := mends(run.header.extra.texts, replayed)):
@@ -257,13 +257,8 @@ def _text(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
             f"Replayed on this run, mending the prompts ({best[0].what}) brings {gain} of hits. {best[0].how}"
         )
         return Verdict("text", limit, advice, "", share)
-    return Verdict(
-        "text",
-        limit,
-        "The log of its requests says which text that is, and what mending it brings.",
-        "",
-        share,
-    )
+    advice = "The log of its requests says which text that is, and what mending it brings."
+    return Verdict("text", limit, advice, "", share)
 
 
 def _pool(run: Run) -> Verdict | None:
@@ -289,11 +284,8 @@ def _collector(run: Run, time: StepTime) -> Verdict | None:
     if run.header.core.active:
         advice = "Find what allocates: the probe `types` counts the objects that survive, by type."
         return Verdict("collector", limit, advice, profile_line(run, "--probe", "types"), share)
-    advice = (
-        "No replay shows pauses: measure the load with kvtune's core, which freezes long-lived objects and makes fewer "
-        "new ones, and compare."
-    )
-    return Verdict("collector", limit, advice, profile_line(run, core="kvtune"), share)
+    gain = "which freezes long-lived objects and makes fewer new ones"
+    return Verdict("collector", limit, *_with_core(run, "pauses", gain), share)
 
 
 def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | None) -> Verdict | None:
@@ -316,11 +308,14 @@ def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | 
     if run.header.core.active:
         advice = "See which functions it is: sample EngineCore's stacks while it runs."
         return Verdict("host", limit, advice, profile_line(run, "--stacks"), share)
-    advice = (
-        "No replay shows host time: measure the load with kvtune's core, whose steady-decode path schedules faster, "
-        "and compare."
-    )
-    return Verdict("host", limit, advice, profile_line(run, core="kvtune"), share)
+    gain = "whose steady-decode path schedules faster"
+    return Verdict("host", limit, *_with_core(run, "host time", gain), share)
+
+
+def _with_core(run: Run, what: str, gain: str) -> tuple[str, str]:
+    """Return the advice to measure with kvtune's core what no replay shows, and the command."""
+    advice = f"No replay shows {what}: measure the load with kvtune's core, {gain}, and compare."
+    return advice, profile_line(run, core="kvtune")
 
 
 def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
@@ -348,12 +343,7 @@ def _load(run: Run, busy: float) -> Verdict:
         "the throughput."
     )
     advice = "Send more (a higher rate or concurrency) to see what the engine can do."
-    return Verdict(
-        "load",
-        limit,
-        advice,
-        command("bounds", *workload_words(run, needed=True), "--model", named(run)),
-    )
+    return Verdict("load", limit, advice, bounds_line(run))
 
 
 def _model(run: Run, cache: Tally, time: StepTime, overlap: Overlap | None) -> Verdict:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvtune.base.units import count, ms
 from kvtune.data.run.types import Run, Table
 from kvtune.data.show.charts import GENERATION_COLORS, SERIES, columns, extremes, spec_of
-from kvtune.data.show.parts import Columns, Spec
+from kvtune.data.show.parts import Chart, Columns, Grid
 from kvtune.reading.report.names import process_name
 
 if TYPE_CHECKING:
@@ -134,14 +134,39 @@ class Lane:
         return marked.encode(**encoded)
 
 
-def stacked_lanes(lanes: Sequence[tuple[Lane, Rows]], end_s: float, axis: str) -> Spec:
-    """Draw the lanes below each other, on one time axis from 0 to `end_s`; the lowest lane has its title."""
+Drawn = Sequence[tuple[Lane, Rows]]
+
+
+def drawn_lanes(lanes: Sequence[Lane], run: Run, end_s: float) -> Drawn:
+    """Return the lanes of which the run has rows, with these."""
+    return [(lane, rows) for lane in lanes if (rows := lane.rows(run, end_s)) is not None]
+
+
+def lanes_chart(
+    id: str, title: str, recording: str, lanes: Drawn, end_s: float, table: Grid, note: str
+) -> Chart:
+    """Draw the lanes below each other, on one time axis from 0 to `end_s`; the lowest lane has its title.
+
+    `recording`: what a server's recording is called; "" for a run.
+    """
     import altair as alt
 
     drawings = [lane.drawing(rows) for lane, rows in lanes]
-    drawings[-1].encoding["x"]["axis"]["title"] = axis
+    drawings[-1].encoding["x"]["axis"]["title"] = f"time since {recording or 'measuring'} began (s)"
     stacked = alt.vconcat(*drawings, spacing=12).resolve_scale(color="independent", size="independent")
-    return spec_of(stacked.add_params(alt.param(name=FROM, value=0), alt.param(name=TO, value=end_s)))
+    stacked = stacked.add_params(alt.param(name=FROM, value=0), alt.param(name=TO, value=end_s))
+    whole = f"whole {recording.removeprefix('the ') or 'run'}"
+    return Chart(
+        id,
+        title,
+        f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the {whole}; on the "
+        "keyboard + and -, arrow keys, 0.",
+        spec_of(stacked),
+        table,
+        {lane.name: rows.data for lane, rows in lanes},
+        note,
+        zoom=end_s,
+    )
 
 
 def _steps(run: Run, end_s: float) -> Rows | None:

@@ -18,7 +18,7 @@ from kvtune.data.show.charts import SERIES, columns
 from kvtune.data.show.parts import Chart, Grid, Section, cell, grid_of
 from kvtune.reading.analysis.looks import Bounds, Moment, Stretch, Timeline, stretch, timeline, waits
 from kvtune.reading.analysis.run import RunAnalysis
-from kvtune.reading.report.sections.lanes import AT, POOL, SPAN, TOKENS, Lane, Rows, stacked_lanes
+from kvtune.reading.report.sections.lanes import AT, POOL, SPAN, TOKENS, Lane, Rows, drawn_lanes, lanes_chart
 
 PLACE = 7
 SPANS = 20
@@ -41,12 +41,20 @@ def section(analysis: RunAnalysis) -> Section | None:
     if series is None:
         return None
     lead = " ".join(words(run, series))
-    table = _table(run, series)
-    return Section(
-        id="over_time",
-        title="Over time",
-        lead=lead,
-        draw=lambda: (_chart(run, series, table),),
+    return Section("over_time", "Over time", lead, draw=lambda: (_chart(run, series),))
+
+
+def _chart(run: Run, series: Timeline) -> Chart:
+    end_s, lost = series.whole.end_s, series.whole.lost
+    note = f"{count(lost)} looks got no answer: what came meanwhile is counted, and not drawn."
+    return lanes_chart(
+        "over_time",
+        "The server over time",
+        "the recording",
+        drawn_lanes(LANES, run, end_s),
+        end_s,
+        _table(run, series),
+        note if lost else "",
     )
 
 
@@ -181,25 +189,6 @@ def _ms(value: float | None) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _chart(run: Run, series: Timeline, table: Grid) -> Chart:
-    end_s = series.whole.end_s
-    lanes = [(lane, rows) for lane in LANES if (rows := lane.rows(run, end_s)) is not None]
-    lost = series.whole.lost
-    return Chart(
-        id="over_time",
-        title="The server over time",
-        label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the "
-        "whole recording; on the keyboard + and -, arrow keys, 0.",
-        spec=stacked_lanes(lanes, end_s, "time since the recording began (s)"),
-        grid=table,
-        data={lane.name: rows.data for lane, rows in lanes},
-        note=f"{count(lost)} looks got no answer: what came meanwhile is counted, and not drawn."
-        if lost
-        else "",
-        zoom=end_s,
-    )
 
 
 def _table(run: Run, series: Timeline) -> Grid:
@@ -342,7 +331,9 @@ def _pool(run: Run, end_s: float) -> Rows | None:
     return Rows(columns(t=looks["t_s"][edges], used=used))
 
 
-def _bars(column: str) -> Callable[[Run, float], Rows | None]:
+def _counted(name: str, title: str, height: int, column: str, noun: str) -> Lane:
+    """Return a lane with bars of how many there were in each bin, as a column of the looks has them."""
+
     def rows(run: Run, end_s: float) -> Rows | None:
         looks, edges = run.table("looks"), _edges(run)
         if not looks[column].any():
@@ -351,7 +342,7 @@ def _bars(column: str) -> Callable[[Run, float], Rows | None]:
         counts = np.add.reduceat(np.where(looks["lost"] == 0, looks[column], 0), edges)
         return Rows(columns(t=looks["t_s"][edges], until=ends, n=counts), each="each")
 
-    return rows
+    return Lane(name, title, height, rows, y="n", axis=noun, mark="bars", tips={**SPAN, "n": noun})
 
 
 LANES = (
@@ -380,25 +371,7 @@ LANES = (
     ),
     Lane("prompt", "Prompt tokens by hit and cause of miss", 100, _tokens, **TOKENS),
     Lane("pool", "KV blocks held by requests", 60, _pool, **POOL),
-    Lane(
-        "preempted",
-        "Preemptions",
-        40,
-        _bars("preemptions"),
-        y="n",
-        axis="requests",
-        mark="bars",
-        tips={**SPAN, "n": "requests"},
-    ),
-    Lane(
-        "evicted",
-        "KV blocks evicted",
-        60,
-        _bars("evicted_blocks"),
-        y="n",
-        axis="blocks",
-        mark="bars",
-        tips={**SPAN, "n": "blocks"},
-    ),
+    _counted("preempted", "Preemptions", 40, "preemptions", "requests"),
+    _counted("evicted", "KV blocks evicted", 60, "evicted_blocks", "blocks"),
 )
 """The lanes from top to bottom."""

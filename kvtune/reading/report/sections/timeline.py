@@ -6,15 +6,14 @@ A lane (`lanes.py`) is drawn if its table was recorded.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
 from kvtune.base.units import ms
 from kvtune.data.run.types import Run
-from kvtune.data.show.parts import Chart, Grid, Section, grid_of
+from kvtune.data.show.parts import Grid, Section, grid_of
 from kvtune.reading.analysis.run import RunAnalysis
-from kvtune.reading.report.sections.lanes import LANES, Lane, Rows, stacked_lanes
+from kvtune.reading.report.sections.lanes import LANES, drawn_lanes, lanes_chart
 
 PLACE = 50
 SPANS = 20
@@ -25,29 +24,18 @@ def section(analysis: RunAnalysis) -> Section | None:
     if "looks" in run.tables:  # a server's time axis is in over_time.py
         return None
     end_s = _end(run)
-    lanes = [(lane, rows) for lane in LANES if (rows := lane.rows(run, end_s)) is not None]
+    lanes = drawn_lanes(LANES, run, end_s)
     if not lanes:
         return None
+    note = " ".join(dict.fromkeys([*(rows.note for _, rows in lanes if rows.note), *_quiet_pool(run)]))
     return Section(
         id="timeline",
         title="Timeline",
         lead="All processes share one clock: lanes line up in time.",
-        draw=lambda: (_chart(run, end_s, lanes),),
+        draw=lambda: (
+            lanes_chart("timeline", "What happened when", "", lanes, end_s, _table(run, end_s), note),
+        ),
         page_only=True,
-    )
-
-
-def _chart(run: Run, end_s: float, lanes: Sequence[tuple[Lane, Rows]]) -> Chart:
-    return Chart(
-        id="timeline",
-        title="What happened when",
-        label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the "
-        "whole run; on the keyboard + and -, arrow keys, 0.",
-        spec=stacked_lanes(lanes, end_s, "time since measuring began (s)"),
-        grid=_table(run, end_s),
-        data={lane.name: rows.data for lane, rows in lanes},
-        note=" ".join(dict.fromkeys([*(rows.note for _, rows in lanes if rows.note), *_quiet_pool(run)])),
-        zoom=end_s,
     )
 
 

@@ -6,50 +6,30 @@ from collections.abc import Iterator
 
 from kvtune.base.units import count, number, percent, size
 from kvtune.data.run.signature import identity
-from kvtune.data.show.parts import Document, Section, grid
+from kvtune.data.show.parts import Document, Section, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.bounds.ladder import RUNGS, Bounds, Rung, TierRung
 from kvtune.reading.bounds.loads import LoadFacts, Quantiles
-
-COLUMNS = (
-    Column("pool blocks"),
-    Column("memory", rank=3),
-    *(Column(RUNGS[name][0]) for name in ("lru", "best_known", "optimum")),
-    Column("gap closed", rank=1),
-    Column("head start", rank=4),
-    Column("LRU with 2x", rank=2),
-)
-TIER_COLUMNS = (
-    Column("pool blocks"),
-    Column("tier"),
-    Column("its memory", rank=1),
-    Column("pool alone", rank=2),
-    Column("inclusive (vLLM's)"),
-    Column("exclusive"),
-    Column("optimum", rank=3),
-)
 
 
 def bounds_document(bounds: Bounds) -> Document:
     load = f"{count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens, "
     load += f"{count(bounds.load.output.total)} output tokens"
     notes = [f"upper bounds only: {bounds.relaxation}"] if bounds.relaxation else []
-    rows = [_row(bounds, place, rung) for place, rung in enumerate(bounds.curve)]
+    rows = (_row(bounds, place, rung) for place, rung in enumerate(bounds.curve))
     sections = [
         Section("load", "The load", facts=tuple(_facts(bounds.load)), notes=tuple(bounds.load.notes)),
         Section(
             "curve",
             "Hits by the size of the pool",
-            tables=(grid(COLUMNS, rows),),
+            tables=(grid_of(rows),),
             notes=(*notes, *bounds.notes),
         ),
     ]
     tiers = [_tier_row(rung, tier) for rung in bounds.curve for tier in rung.tiers]
     if tiers:
         lead = "Hits of pool and tier together."
-        sections.append(
-            Section("tiers", "With a tier of host memory", lead, tables=(grid(TIER_COLUMNS, tiers),))
-        )
+        sections.append(Section("tiers", "With a tier of host memory", lead, tables=(grid_of(tiers),)))
     return Document(
         name="kvtune bounds",
         subject=bounds.workload,
@@ -61,32 +41,38 @@ def bounds_document(bounds: Bounds) -> Document:
     )
 
 
-def _row(bounds: Bounds, place: int, rung: Rung) -> list[str]:
+def _row(bounds: Bounds, place: int, rung: Rung) -> dict[str | Column, str]:
     start = {None: "infinite", 0.0: "0 s (LRU)"}.get(rung.head_start_s, f"{rung.head_start_s or 0:g} s")
     gap = rung.optimum - rung.lru
     larger = (
         other for other in bounds.curve[place + 1 :] if abs(other.pool_blocks - 2 * rung.pool_blocks) < 2
     )
     double = next(larger, None)
-    return [
-        f"{rung.pool_blocks:,}",
-        size(rung.pool_bytes) if rung.pool_bytes else "–",
-        percent(rung.lru),
-        percent(rung.best_known),
-        percent(rung.optimum),
-        f"{100 * (rung.best_known - rung.lru) / gap:.0f} %" if gap > 1e-9 else "–",
-        start,
-        f"{100 * (double.lru - rung.lru):+.1f} points" if double is not None else "–",
-    ]
+    more = f"{100 * (double.lru - rung.lru):+.1f} points" if double is not None else "–"
+    return {
+        "pool blocks": f"{rung.pool_blocks:,}",
+        Column("memory", rank=3): size(rung.pool_bytes) if rung.pool_bytes else "–",
+        RUNGS["lru"][0]: percent(rung.lru),
+        RUNGS["best_known"][0]: percent(rung.best_known),
+        RUNGS["optimum"][0]: percent(rung.optimum),
+        Column("gap closed", rank=1): f"{100 * (rung.best_known - rung.lru) / gap:.0f} %"
+        if gap > 1e-9
+        else "–",
+        Column("head start", rank=4): start,
+        Column("LRU with 2x", rank=2): more,
+    }
 
 
-def _tier_row(rung: Rung, tier: TierRung) -> list[str]:
-    return [
-        f"{rung.pool_blocks:,}",
-        f"{tier.factor:g}x",
-        size(tier.tier_bytes) if tier.tier_bytes else "–",
-        *(percent(share) for share in (rung.lru, tier.inclusive, tier.exclusive, tier.optimum)),
-    ]
+def _tier_row(rung: Rung, tier: TierRung) -> dict[str | Column, str]:
+    return {
+        "pool blocks": f"{rung.pool_blocks:,}",
+        "tier": f"{tier.factor:g}x",
+        Column("its memory", rank=1): size(tier.tier_bytes) if tier.tier_bytes else "–",
+        Column("pool alone", rank=2): percent(rung.lru),
+        "inclusive (vLLM's)": percent(tier.inclusive),
+        "exclusive": percent(tier.exclusive),
+        Column("optimum", rank=3): percent(tier.optimum),
+    }
 
 
 def _facts(load: LoadFacts) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import inf
+from math import inf, nextafter
+from typing import TypeVar
 
 from kvtune.base.errors import UsageError, did_you_mean
 from kvtune.data.layout.config import shape_of
@@ -16,39 +17,45 @@ from kvtune.data.layout.plan import ModelShape
 from kvtune.data.show.terminal import redraw
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
+Size = TypeVar("Size", int, float)
 
 
 def parse_pools(text: str) -> list[int]:
     """Parse `25k,100k` to [25000, 100000]; UsageError for anything but numbers of blocks."""
-    pools = []
-    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+
+    def blocks(part: str) -> int:
         number, factor = (part[:-1], _SUFFIX[part[-1]]) if part[-1] in _SUFFIX else (part, 1)
-        try:
-            blocks = int(float(number) * factor)
-        except (ValueError, OverflowError):
-            blocks = 0
-        if blocks < 1:
-            raise UsageError(
-                f"--pools: {part!r} is not a number of blocks", "for instance --pools 25k,100k,400k"
-            )
-        pools.append(blocks)
-    return sorted(set(pools))
+        return int(float(number) * factor)
+
+    return _parsed(text, blocks, 1, "--pools", "number of blocks", "25k,100k,400k")
 
 
 def parse_tiers(text: str) -> list[float]:
     """Parse `1x,2x,4x` to [1, 2, 4]; UsageError for anything but positive multiples."""
-    factors = []
-    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+    least = nextafter(0, 1)
+    return _parsed(
+        text,
+        lambda part: float(part.removesuffix("x")),
+        least,
+        "--tier",
+        "multiple of the pool",
+        "1x,2x,4x,8x",
+    )
+
+
+def _parsed(
+    text: str, value: Callable[[str], Size], least: float, option: str, what: str, example: str
+) -> list[Size]:
+    """Return what an option lists, sorted, each once. UsageError for what is none, or less than `least`."""
+    values = set()
+    for part in filter(None, (part.strip().lower() for part in text.split(","))):
         try:
-            factor = float(part.removesuffix("x"))
-        except ValueError:
-            factor = 0.0
-        if not 0 < factor < inf:
-            raise UsageError(
-                f"--tier: {part!r} is not a multiple of the pool", "for instance --tier 1x,2x,4x,8x"
-            )
-        factors.append(factor)
-    return sorted(set(factors))
+            values.add(made := value(part))
+        except (ValueError, OverflowError):
+            made = None
+        if made is None or not least <= made < inf:
+            raise UsageError(f"{option}: {part!r} is not a {what}", f"for instance {option} {example}")
+    return sorted(values)
 
 
 def shape_named(model: str) -> ModelShape:

@@ -10,19 +10,13 @@ from kvtune.base.commands import command, recipe_commands
 from kvtune.data.knobs import CORE, knob_of
 from kvtune.data.recipe import Recipe, Scalar, text_of
 from kvtune.data.run.signature import identity
-from kvtune.data.show.parts import Document, Section, grid
+from kvtune.data.show.parts import Document, Section, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.comparison.compare import Figure
 from kvtune.reading.analysis.figures import OBJECTIVES, OF_RECIPES, quantity
 from kvtune.reading.report.figures import figure_table
 
 STATUS = {"confirmed": "confirmed on the engine", "simulated": "simulated: no engine has confirmed it"}
-SETTINGS = (
-    Column("sets", right=False),
-    Column("of", right=False, rank=1),
-    Column("to", right=False),
-    Column("what it is", right=False, folds=True, least=24),
-)
 
 
 def document(recipe: Recipe, name: str, state: str, *, shipped: bool = False) -> Document:
@@ -62,16 +56,21 @@ def _settings(recipe: Recipe, state: str) -> Section:
         "settings",
         "What it sets",
         facts=tuple(fact for fact in facts if fact[1]),
-        tables=(grid(SETTINGS, rows),),
+        tables=(grid_of(rows),),
         notes=(note,) if note else (),
     )
 
 
-def _setting(owner: str, name: str, value: Scalar) -> tuple[str, ...]:
+def _setting(owner: str, name: str, value: Scalar) -> dict[Column, str]:
     note = knob_of(name)
     unit = note.unit if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
     default = " (default)" if name in CORE and value == CORE[name].default else ""
-    return name, owner, f"{text_of(value)} {unit}".strip() + default, note.help
+    return {
+        Column("sets", right=False): name,
+        Column("of", right=False, rank=1): owner,
+        Column("to", right=False): f"{text_of(value)} {unit}".strip() + default,
+        Column("what it is", right=False, folds=True, least=24): note.help,
+    }
 
 
 def _evidence(recipe: Recipe) -> Section:

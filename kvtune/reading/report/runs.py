@@ -11,7 +11,7 @@ import numpy as np
 
 from kvtune.data.run.signature import identity
 from kvtune.data.run.types import RunLabel, Table, hits_of, untimed
-from kvtune.data.show.parts import Document, Section, grid
+from kvtune.data.show.parts import Document, Section, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.figures import FIGURES, OBJECTIVES
 from kvtune.reading.analysis.latency import of_server_ms, waits_ms
@@ -84,39 +84,26 @@ MOST_PLACES = 60
 
 def document(runs: Runs, names: Sequence[str], state: str, places: str) -> Document:
     """`names`: for each file a short name such as `last~1`, or none. `state`: that of all runs listed, or empty."""
-    columns = [
-        *([Column("run", right=False)] if names else []),
-        Column("model", right=False, folds=True),
-        Column("load", right=False, folds=True),
-        Column("core", right=False),
-        Column("when", right=False, rank=1),
-        Column(HITS.short),
-        Column(FIRST_TOKEN.short),
-        Column("state", right=False, folds=True, least=10),
-        Column("file", right=False, rank=3 if names else 0),
-        Column("keys of the load", right=False, rank=4),
+    rows = [
+        {
+            **({Column("run", right=False): names[number]} if names else {}),
+            Column("model", right=False, folds=True): Path(run.model).name,
+            Column("load", right=False, folds=True): run.workload,
+            Column("core", right=False): f"{run.core}{f' ({run.source})' if run.source != 'engine' else ''}",
+            Column("when", right=False, rank=1): _when(run.started_at),
+            HITS.short: HITS.text(run.hit_rate),
+            FIRST_TOKEN.short: FIRST_TOKEN.text(run.ttft_ms_mean),
+            Column("state", right=False, folds=True, least=10): _state(run),
+            Column("file", right=False, rank=3 if names else 0): run.file,
+            Column("keys of the load", right=False, rank=4): run.spec.partition(":")[2],
+        }
+        for number, run in enumerate(runs.runs)
     ]
-    rows = [[*names[number : number + 1], *_cells(run)] for number, run in enumerate(runs.runs)]
     # A long name would be folded, and its rest begin a line as kvtune's own do.
     where = places if len(places) <= MOST_PLACES else f"…{places[-MOST_PLACES:]}"
     headline = f"{len(rows) or 'no'} {state} run{'s' * (len(rows) != 1)} in {where}".replace("  ", " ")
-    section = Section("runs", "Newest first", tables=(grid(columns, rows),))
+    section = Section("runs", "Newest first", tables=(grid_of(rows),))
     return Document("kvtune runs", places, headline, (section,), identity("runs", places))
-
-
-def _cells(run: ListedRun) -> tuple[str, ...]:
-    where = f" ({run.source})" if run.source != "engine" else ""
-    return (
-        Path(run.model).name,
-        run.workload,
-        f"{run.core}{where}",
-        _when(run.started_at),
-        HITS.text(run.hit_rate),
-        FIRST_TOKEN.text(run.ttft_ms_mean),
-        _state(run),
-        run.file,
-        run.spec.partition(":")[2],
-    )
 
 
 def _state(run: ListedRun) -> str:

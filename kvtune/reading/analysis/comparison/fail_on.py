@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import copysign, inf
 
@@ -68,13 +68,14 @@ class FailOn:
 
     def evaluate(self, a: Mapping[str, object], b: Mapping[str, object]) -> FailOnOutcome:
         """Evaluate the expression on the summaries of two runs. KvtuneError if a run has no value for a field."""
-        results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
-        reasons = tuple(reason for row in results if all(row) for reason in row)
-        return FailOnOutcome(any(all(row) for row in results), reasons)
+        return self._outcome(lambda condition: _check(condition, a, b))
 
     def on_values(self, values: Mapping[str, float], shares: Mapping[str, float]) -> FailOnOutcome:
         """Evaluate the expression on one result: compare plain numbers with `values`, percentages with `shares`."""
-        results = [[_check_one(condition, values, shares) for condition in allof] for allof in self.anyof]
+        return self._outcome(lambda condition: _check_one(condition, values, shares))
+
+    def _outcome(self, check: Callable[[Condition], str]) -> FailOnOutcome:
+        results = [[check(condition) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
         return FailOnOutcome(any(all(row) for row in results), reasons)
 

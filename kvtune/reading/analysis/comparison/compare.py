@@ -110,8 +110,12 @@ def compare(a: Run, b: Run, *, seed: int = 0, summaries: tuple[Summary, Summary]
     `summaries`: the two runs' summaries, if they were computed already; with or without the workload.
     """
     left, right = summaries or (summary(RunAnalysis(a)), summary(RunAnalysis(b)))
-    figures = [_figure(m, a, b, value_at(left, m.path), value_at(right, m.path), seed) for m in MEASURES]
-    return Comparison(mismatches(a, b), tuple(f for f in figures if f.a is not None or f.b is not None))
+    figures = []
+    for m in MEASURES:
+        first, two = value_at(left, m.path), value_at(right, m.path)
+        if first is not None or two is not None:
+            figures.append(_judged(m, first, two, _interval(m, a, b, first, two, seed)))
+    return Comparison(mismatches(a, b), tuple(figures))
 
 
 def value_at(fields: Mapping[str, object], path: str) -> float | None:
@@ -205,51 +209,43 @@ def _states(run: Run) -> str:
     if settings_given(h.engine.args) & {"mamba-ssm-cache-dtype", "dtype"}:
         return ""
     dtype, has_bf16 = h.engine.state_dtype, h.host.avx512_bf16
-    if not dtype or has_bf16 is None:
+    if not dtype or has_bf16 is None or h.engine.device != "cpu":
         return dtype
-    return (
-        f"{dtype} (CPU {'with' if has_bf16 else 'without'} AVX-512 BF16)"
-        if h.engine.device == "cpu"
-        else dtype
-    )
+    return f"{dtype} (CPU {'with' if has_bf16 else 'without'} AVX-512 BF16)"
 
 
-def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None, seed: int) -> Figure:
-    if left is None or right is None:
-        return judged(
-            m, left, right, None, None, f"only the {'second' if left is None else 'first'} run has it"
-        )
-    return judged(m, left, right, *_interval(m, a, b, left, right, seed))
+Interval = tuple[float, float]
 
 
-def judged(
-    m: Measure, a: float | None, b: float | None, low: float | None, high: float | None, why: str = ""
-) -> Figure:
-    """Return the figure with its verdict: better or worse only if the interval excludes zero."""
+def _judged(m: Measure, a: float | None, b: float | None, interval: Interval | str) -> Figure:
+    """Return the figure with its verdict: better or worse only if the interval excludes zero. A text: why none is."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
-    verdict: Judgement = NOT_JUDGED
-    if low is not None and high is not None:
-        verdict = "no difference shown"
-        if low > 0 or high < 0:
-            verdict = "better" if (low > 0) == (m.better > 0) else "worse"
-    return Figure(m.path, a, b, difference, relative, low, high, verdict, why)
+    if isinstance(interval, str):
+        return Figure(m.path, a, b, difference, relative, None, None, NOT_JUDGED, interval)
+    verdict: Judgement = "no difference shown"
+    low, high = interval
+    if low > 0 or high < 0:
+        verdict = "better" if (low > 0) == (m.better > 0) else "worse"
+    return Figure(m.path, a, b, difference, relative, low, high, verdict)
 
 
 def _interval(
-    m: Measure, a: Run, b: Run, left_value: float, right_value: float, seed: int
-) -> tuple[float | None, float | None, str]:
+    m: Measure, a: Run, b: Run, left_value: float | None, right_value: float | None, seed: int
+) -> Interval | str:
     """Return the interval of b - a, or the reason why there is none."""
+    if left_value is None or right_value is None:
+        return f"only the {'second' if left_value is None else 'first'} run has it"
     if other_traffic(a, b):
-        return None, None, OTHER_TRAFFIC
+        return OTHER_TRAFFIC
     if m.timed and (why := distorted(a) or distorted(b)):
-        return None, None, why
+        return why
     if m.timed and not predicted(a, b):
-        return None, None, ONE_RUN
+        return ONE_RUN
     if m.events:
-        return *_of_events(left_value, right_value), ""
+        return _of_events(left_value, right_value)
     if m.observe is None or m.statistic is None:
-        return None, None, "one value a run: repeat the runs to learn its spread"
+        return "one value a run: repeat the runs to learn its spread"
     left, right = m.observe(a), m.observe(b)
     paired = m.paired and a.header.workload.hash == b.header.workload.hash and len(left[0]) == len(right[0])
     if paired:
@@ -259,11 +255,11 @@ def _interval(
         left, right = _rows(left, _observed(left)), _rows(right, _observed(right))
     fewest = min(len(left[0]), len(right[0]))
     if fewest < m.fewest:
-        return None, None, f"{fewest} observations are too few: it takes {m.fewest}"
-    return *_bootstrap(left, right, m.statistic, paired, seed), ""
+        return f"{fewest} observations are too few: it takes {m.fewest}"
+    return _bootstrap(left, right, m.statistic, paired, seed)
 
 
-def _of_events(left: float, right: float) -> tuple[float, float]:
+def _of_events(left: float, right: float) -> Interval:
     """Return the interval of the difference of two counts, from that of their ratio, so that no count is negative."""
     if not left:
         half = Z * (right + 1) ** 0.5
@@ -301,7 +297,7 @@ def _rows(columns: Columns, kept: NDArray[np.bool_]) -> Columns:
     return tuple(column[kept] for column in columns)
 
 
-def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed: int) -> tuple[float, float]:
+def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed: int) -> Interval:
     rows_a, rows_b = np.arange(len(a[0])), np.arange(len(b[0]))
 
     # Row numbers are resampled, so that the columns of a row stay together.
@@ -365,8 +361,6 @@ def repeated(m: Measure, a: Sequence[float], b: Sequence[float], why: str = "") 
     mean = float(np.mean(a)) if a else None
     two = float(np.mean(b)) if b else None
     fewest = min(len(a), len(b))
-    if why or fewest < FEWEST:
-        return judged(
-            m, mean, two, None, None, why or (ONE_RUN if fewest == 1 else "no run of a side has it")
-        )
-    return judged(m, mean, two, *mean_difference(a, b))
+    if fewest < FEWEST:
+        why = why or (ONE_RUN if fewest == 1 else "no run of a side has it")
+    return _judged(m, mean, two, why or mean_difference(a, b))

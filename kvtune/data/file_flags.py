@@ -171,10 +171,8 @@ def written(settings: Settings) -> list[str]:
         elif isinstance(value, dict):
             words += [f"--{name}", json.dumps(value, separators=(",", ":"))]
         else:
-            words += [
-                f"--{name}",
-                "None" if value == "none" and FLAGS[name].kind == "integer" else str(value),
-            ]
+            absent = value == "none" and FLAGS.get(name, COUNT).kind != "choice"
+            words += [f"--{name}", "None" if absent else str(value)]
     return words
 
 

@@ -19,6 +19,7 @@ import msgspec
 from kvtune.base.bounded import MOST_TOML, decode_toml
 from kvtune.base.errors import UsageError, reason
 from kvtune.base.files import explained, read_regular, replacing
+from kvtune.data.file_flags import written
 from kvtune.data.knobs import DRAFTS, ENGINE, TIER
 
 Scalar = str | int | float | bool
@@ -238,15 +239,7 @@ def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def engine_flags(engine: Mapping[str, Scalar]) -> list[str]:
     """Return engine settings as vLLM's flags, such as `--block-size 32`; booleans become `--x` or `--no-x`."""
-    flags: list[str] = []
-    for name, value in in_vllms_names(engine).items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            absent = value == "none" and not (name in ENGINE and ENGINE[name].kind == "choice")
-            flags += [f"--{flag}", "None" if absent else str(value)]
-    return flags
+    return written({name.replace("_", "-"): value for name, value in in_vllms_names(engine).items()})
 
 
 def differences(

@@ -305,8 +305,10 @@ def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed:
         return of_both(rows, rows, axis)
 
     def of_both(left: NDArray[np.int64], right: NDArray[np.int64], axis: int = -1) -> NDArray[np.float64]:
-        first = statistic(*(column[left] for column in a), axis=axis)
-        return statistic(*(column[right] for column in b), axis=axis) - first
+        first, two = (
+            statistic(*(column[rows] for column in side), axis=axis) for side, rows in ((a, left), (b, right))
+        )
+        return np.asarray(two - first, dtype=np.float64)
 
     return bootstrap(
         (rows_a,) if paired else (rows_a, rows_b),

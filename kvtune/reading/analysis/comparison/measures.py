@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ STRETCHES = 100
 
 _TIMED = re.compile(r"(^|_)(ms|us|s)(_|$)|^(goodput|verdict)$|^share_(of_step|by_generation)$")
 
-Statistic = Callable[..., NDArray[np.float64]]
+Statistic = Callable[..., Any]
 """A function that computes the figure from columns (and `axis=`)."""
 
 
@@ -53,19 +55,6 @@ class Measure:
 def is_timed(path: str) -> bool:
     """Whether a field of the summary is a time or a rate, by its name: `ttft_ms.mean`, `throughput_tok_s`."""
     return any(_TIMED.search(name) for name in path.split("."))
-
-
-def _mean(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = np.mean(values, axis=axis)
-    return mean
-
-
-def _p50(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    return np.asarray(np.percentile(values, 50, axis=axis), dtype=np.float64)
-
-
-def _p99(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    return np.asarray(np.percentile(values, 99, axis=axis), dtype=np.float64)
 
 
 def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -109,9 +98,9 @@ def _of_requests(name: str, observe: Callable[[Run], NDArray[np.float64]]) -> tu
         return (observe(run),)
 
     return (
-        Measure(f"{name}.mean", columns, _mean),
-        Measure(f"{name}.p50", columns, _p50),
-        Measure(f"{name}.p99", columns, _p99, fewest=200),
+        Measure(f"{name}.mean", columns, np.mean),
+        Measure(f"{name}.p50", columns, partial(np.percentile, q=50)),
+        Measure(f"{name}.p99", columns, partial(np.percentile, q=99), fewest=200),
     )
 
 

@@ -108,34 +108,21 @@ def mends(texts: TextAccount | None, replayed: Replayed) -> list[Mend]:
     """
     if texts is None or not texts.query_tokens or not texts.engine:
         return []
-    mends_ = [
-        Mend(group.title, group.mend, group.hit_tokens, group.hit_tokens - texts.hit_tokens)
-        for group in texts.groups
-        if group.query_tokens == texts.query_tokens
+    each = "Mend each as below."
+    groups = [group for group in texts.groups if group.query_tokens == texts.query_tokens]
+    hits = [(group.title, group.mend, group.hit_tokens) for group in groups]
+    hits += [
+        (f"{group.title}, and all before it", each, group.with_before_hit_tokens)
+        for group in groups
+        if group.with_before_hit_tokens > group.hit_tokens
     ]
-    mends_ += [
-        Mend(
-            f"{group.title}, and all before it",
-            "Mend each as below.",
-            group.with_before_hit_tokens,
-            group.with_before_hit_tokens - texts.hit_tokens,
-        )
-        for group in texts.groups
-        if group.query_tokens == texts.query_tokens and group.with_before_hit_tokens > group.hit_tokens
-    ]
-    best = max((mend.hit_tokens for mend in mends_), default=0)
-    if (
-        len(texts.groups) > 1
-        and texts.mended_hit_tokens > best
-        and texts.mended_query_tokens == texts.query_tokens
-    ):
-        gain = texts.mended_hit_tokens - texts.hit_tokens
-        what = f"all {len(texts.groups)} texts that differ"
-        mends_.append(Mend(what, "Mend each as below.", texts.mended_hit_tokens, gain))
-    return sorted(
-        (mend for mend in mends_ if 0 < mend.gain_tokens >= worth(replayed)),
-        key=lambda mend: -mend.gain_tokens,
-    )
+    best = max((tokens for _, _, tokens in hits), default=0)
+    whole = len(texts.groups) > 1 and texts.mended_query_tokens == texts.query_tokens
+    if whole and texts.mended_hit_tokens > best:
+        hits.append((f"all {len(texts.groups)} texts that differ", each, texts.mended_hit_tokens))
+    mends_ = [Mend(what, how, tokens, tokens - texts.hit_tokens) for what, how, tokens in hits]
+    worthy = (mend for mend in mends_ if 0 < mend.gain_tokens >= worth(replayed))
+    return sorted(worthy, key=lambda mend: -mend.gain_tokens)
 
 
 def ranked(remedies: Iterable[Remedy]) -> list[Remedy]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from kvtune.data.run.signature import run_identity, signature
-from kvtune.data.run.types import Run
+from kvtune.data.run.types import Run, Table
 from kvtune.reading.report.names import process_name
 
 STEPS, COLLECTIONS = 1, 2
@@ -25,9 +24,8 @@ def chrome_trace(run: Run) -> dict[str, object]:
     events: list[Event] = []
     for process in process_numbers(run):
         events += _names(run, process)
-        pid = _pid(run, process)
-        events += [_complete(span, pid, STEPS, "step") for span in step_spans(run, process)]
-        events += [_complete(span, pid, COLLECTIONS, "gc") for span in collection_spans(run, process)]
+        events += _steps(run, process)
+        events += _collections(run, process)
     events += _step_counters(run)
     events += _pool_counters(run)
     events += _memory_counters(run)
@@ -61,17 +59,10 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, object]) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
-def _complete(span: TimeSpan, pid: int, tid: int, category: str) -> Event:
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": category,
-        "pid": pid,
-        "tid": tid,
-        "ts": round(span.start_us, 3),
-        "dur": round(span.end_us - span.start_us, 3),
-        "args": span.args,
-    }
+def _span(place: Event, name: str, start_us: float, end_us: float, args: Mapping[str, float] = {}) -> Event:
+    """Return a named span, in microseconds on the run's clock. `args`: figures for its tooltip."""
+    times = {"ts": round(start_us, 3), "dur": round(end_us - start_us, 3)}
+    return {"ph": "X", "name": name, **place, **times, "args": args}
 
 
 def _counter(name: str, pid: int, t_s: float, values: dict[str, float]) -> Event:
@@ -152,44 +143,39 @@ FACTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSpan:
-    """A named span, in microseconds on the run's clock. `args`: figures for its tooltip."""
-
-    name: str
-    start_us: float
-    end_us: float
-    args: Mapping[str, float] = field(default_factory=dict)
-
-
-def step_spans(run: Run, process: int) -> Iterator[TimeSpan]:
+def _steps(run: Run, process: int) -> Iterator[Event]:
     """Yield the steps of one process in order of time, each followed by its phases.
 
     With a batch queue, schedule and update of a step belong to different batches. The order and durations of the
     phases are exact; the time between them is not recorded.
     """
-    steps = run.table("steps")
-    rows = [int(i) for i in (steps["process"] == process).nonzero()[0]]
-    for i in sorted(rows, key=lambda row: float(steps["t_s"][row])):
+    steps, place = run.table("steps"), {"cat": "step", "pid": _pid(run, process), "tid": STEPS}
+    for i in _rows(steps, process):
         start = float(steps["t_s"][i]) * 1e6
         end = start + float(steps["step_us"][i])
-        yield TimeSpan("step", start, end, {name: int(steps[name][i]) for name in FACTS})
+        yield _span(place, "step", start, end, {name: int(steps[name][i]) for name in FACTS})
         begin = start
         for phase in PHASES:
             until = min(end, begin + float(steps[f"{phase}_us"][i]))
             if until > begin:
-                yield TimeSpan(phase, begin, until)
+                yield _span(place, phase, begin, until)
             begin = until
 
 
-def collection_spans(run: Run, process: int) -> Iterator[TimeSpan]:
+def _collections(run: Run, process: int) -> Iterator[Event]:
     """Yield the garbage collections of one process in order of time. The column `t_s` is their start."""
-    gc = run.table("gc")
-    rows = [int(i) for i in (gc["process"] == process).nonzero()[0]]
-    for i in sorted(rows, key=lambda row: float(gc["t_s"][row])):
+    gc, place = run.table("gc"), {"cat": "gc", "pid": _pid(run, process), "tid": COLLECTIONS}
+    for i in _rows(gc, process):
         start = float(gc["t_s"][i]) * 1e6
         facts = {"collected": int(gc["collected"][i]), "uncollectable": int(gc["uncollectable"][i])}
-        yield TimeSpan(f"gc generation {gc['generation'][i]}", start, start + float(gc["pause_us"][i]), facts)
+        name = f"gc generation {gc['generation'][i]}"
+        yield _span(place, name, start, start + float(gc["pause_us"][i]), facts)
+
+
+def _rows(table: Table, process: int) -> list[int]:
+    """Return the rows of one process in order of time."""
+    rows = (table["process"] == process).nonzero()[0].tolist()
+    return sorted(rows, key=lambda row: float(table["t_s"][row]))
 
 
 def process_numbers(run: Run) -> list[int]:

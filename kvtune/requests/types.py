@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvtune.data.run.types import WorkloadInfo
 
 AUTO, BYTES = "auto", "bytes"
 """Special values of the key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
@@ -69,6 +72,16 @@ class Workload:
     concurrency: int | None = None
     barrier: bool = False
     note: str = ""
+
+    @property
+    def info(self) -> WorkloadInfo:
+        """The workload as a run file names it."""
+        from kvtune.data.run.types import WorkloadInfo
+
+        count, params = len(self.requests), dict(self.params)
+        return WorkloadInfo(
+            name=self.name, spec=self.spec, params=params, seed=self.seed, hash=self.hash, requests=count
+        )
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,9 +6,9 @@ removed field needs a higher SCHEMA, an upgrade in file.py, and a golden file of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -225,23 +225,6 @@ AT_MOST = {("gc", "generation"): 2}
 """The largest value of these columns. That of the others is the largest of their type, at most LARGEST."""
 
 
-class Planned(Protocol):
-    """A workload, as a run file names it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def spec(self) -> str: ...
-    @property
-    def params(self) -> Mapping[str, str | int | float]: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def hash(self) -> str: ...
-    @property
-    def requests(self) -> Sized: ...
-
-
 class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: str
@@ -249,17 +232,6 @@ class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     seed: Seed
     hash: str
     requests: Count
-
-    @classmethod
-    def of(cls, workload: Planned) -> WorkloadInfo:
-        return cls(
-            name=workload.name,
-            spec=workload.spec,
-            params=dict(workload.params),
-            seed=workload.seed,
-            hash=workload.hash,
-            requests=len(workload.requests),
-        )
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,6 @@ from kvtune.data.run.types import (
     Run,
     Table,
     Validity,
-    WorkloadInfo,
 )
 from kvtune.lab.engine.culprits import instruments
 from kvtune.lab.engine.device import DeviceSampler
@@ -108,7 +107,7 @@ def record(
         started_at=outcome.started_at,
         model=plan.setup.model,
         model_config=outcome.engine.get("model_config", {}),
-        workload=WorkloadInfo.of(workload),
+        workload=workload.info,
         core=_core(CoreInfo(name=plan.setup.core, settings=plan.setup.core_settings), state, worker_states),
         engine=msgspec.structs.replace(
             _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(plan.setup.engine_args)),

@@ -25,7 +25,6 @@ from kvtune.data.run.types import (
     Run,
     Table,
     Validity,
-    WorkloadInfo,
     empty_table,
     table_of,
     table_of_rows,
@@ -104,7 +103,7 @@ def record(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=setup.model,
         model_config=_model_config(engine.vllm_config),
-        workload=WorkloadInfo.of(workload),
+        workload=workload.info,
         core=_core(setup, states),
         engine=msgspec.structs.replace(_engine(engine, setup, journals[0].queues), engines=len(played)),
         processes=[

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtune.base.errors import UsageError
-from kvtune.requests.loads.requests_file import selected
 from kvtune.requests.loads.sessions import Node, Session, cut
-from kvtune.requests.loads.trace_file import window
+from kvtune.requests.loads.trace_file import Rows
 from kvtune.requests.loads.trace_rows import MOONCAKE_BLOCK
-from kvtune.requests.log.requests_log import Render
+from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.token_ids import Prefixes, packed
 from kvtune.requests.types import Span
 
@@ -114,11 +113,8 @@ class Recogniser:
         session.ends_s.append(ended_s)
 
 
-def log_sessions(
-    file: Path, render: Render | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
-) -> tuple[tuple[Session, ...], str]:
-    """Return the sessions of a log of requests, exact to the token, and what the log does not say."""
-    rows = selected(file, render, limit=limit, since=since, until=until)
+def log_sessions(file: Path, rows: Sequence[Logged]) -> tuple[tuple[Session, ...], str]:
+    """Return the sessions of a log's requests, exact to the token, and what the log does not say."""
     unknown = next((row for row in rows if row.t0 is None), None)
     if unknown is not None:
         raise UsageError(
@@ -160,14 +156,11 @@ def log_sessions(
     return sessions, "; ".join(notes)
 
 
-def trace_sessions(
-    file: Path, format: str, *, limit: int = 0, from_s: float = 0.0, to_s: float = 0.0, sort: bool = False
-) -> tuple[tuple[Session, ...], str]:
+def trace_sessions(file: Path, rows: Rows, lacks: Sequence[str]) -> tuple[tuple[Session, ...], str]:
     """Return the sessions of a trace with hash ids of prefixes, and what such a trace does not say.
 
     A prompt that goes on where an earlier one ended is taken to hold its last, unfinished block and its answer.
     """
-    rows, lacks = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=sort)
     recogniser = Recogniser()
     first: dict[int, At] = {}
     lengths: dict[At, tuple[int, int]] = {}

@@ -32,7 +32,6 @@ class Key:
     least: float = 1
     most: float = 100_000_000
     choices: tuple[str, ...] = ()
-    argument: str = ""  # the builder's parameter, if it differs from `name`: `from` is a Python keyword
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +192,8 @@ _TRACE = WorkloadKind(
         Key("path", "", "the trace file"),
         _count("limit", 0, "the first N requests only; 0: all", 0),
         Key("speed", 1.0, "how many times as fast as recorded", 1e-6, 1e9),
-        Key(
-            "from",
-            0.0,
-            "leave out what came before, seconds after the first request",
-            0,
-            1e12,
-            argument="from_s",
-        ),
-        Key(
-            "to", 0.0, "leave out what came from then on, in seconds; 0: to the end", 0, 1e12, argument="to_s"
-        ),
+        Key("from", 0.0, "leave out what came before, seconds after the first request", 0, 1e12),
+        Key("to", 0.0, "leave out what came from then on, in seconds; 0: to the end", 0, 1e12),
         Key(
             "format",
             "auto",

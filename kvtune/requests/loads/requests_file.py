@@ -7,36 +7,10 @@ from pathlib import Path
 
 from kvtune.base.errors import UsageError
 from kvtune.requests.loads.sessions import cut
-from kvtune.requests.loads.sources import Sources
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.requests_log import Render, read_log
 from kvtune.requests.log.token_ids import Prefixes, packed
 from kvtune.requests.types import STREAM_ANSWER, Draft, Request, Span
-
-
-def requests(
-    *,
-    path: str,
-    tokenizer: str,
-    limit: int,
-    speed: float,
-    since: float,
-    until: float,
-    routed: int,
-    concurrency: int,
-    seed: int,
-    sources: Sources,
-) -> Draft:
-    """Build the requests of a log with the times at which they were sent, `speed` times as fast.
-
-    With `concurrency`, times are ignored and that many requests are in flight; a log without times has 1 in flight.
-    `tokenizer` renders lines of text; "auto" refuses them. `seed` changes nothing: the tokens are the log's.
-    """
-    file = Path(path).expanduser()
-    rows = selected(file, sources.render(tokenizer), limit=limit, since=since, until=until)
-    if routed and not (rows := [row for row in rows if row.replica]):
-        raise UsageError(f"{file} has no line that names its `replica`", "leave out routed=1")
-    return draft(rows, speed=speed, concurrency=concurrency)
 
 
 def selected(
@@ -66,7 +40,11 @@ def selected(
 
 
 def draft(rows: Sequence[Logged], *, speed: float = 1.0, concurrency: int = 0) -> Draft:
-    """Build the workload of these rows, sorted by the time at which they were sent if each has one."""
+    """Build the workload of these rows, sorted by the time at which they were sent if each has one.
+
+    The requests are sent at their times, `speed` times as fast. With `concurrency`, times are ignored and that many
+    requests are in flight; a log without times has 1 in flight.
+    """
     timed = all(row.t0 is not None for row in rows)
     if timed:
         rows = sorted(rows, key=lambda row: row.t0 or 0.0)

@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from kvtune.base.errors import UsageError
+from kvtune.requests.loads import requests_file, trace_file
+from kvtune.requests.loads.agents import Medians, agents
+from kvtune.requests.loads.log_sessions import log_sessions, trace_sessions
 from kvtune.requests.loads.sessions import Load, Rules, as_recorded, closed_loops, load
+from kvtune.requests.loads.weka import files_of
+from kvtune.requests.log.logged import Logged
 from kvtune.requests.types import Draft
 
-RULES = ("sessions", "hours", "max_think", "longest", "answers", "share", "subagents", "sources")
-"""Keys of how sessions are played, beside those of what is read; and who reads them (sources.py)."""
 WEKA = "weka"
 
 
 def trace_draft(values: Mapping[str, Any]) -> Draft:
     if values["sessions"] or _is_weka(values):
         return _drafted(trace_load(values), values)
-    from kvtune.requests.loads.trace_file import trace
-
-    return trace(**{name: value for name, value in values.items() if name not in RULES})
+    return trace_file.draft(*_trace(values), speed=values["speed"], concurrency=values["concurrency"])
 
 
 def log_draft(values: Mapping[str, Any]) -> Draft:
     if values["sessions"]:
         return _drafted(log_load(values), values)
-    from kvtune.requests.loads.requests_file import requests
+    rows = _log(values)
+    if values["routed"] and not (rows := [row for row in rows if row.replica]):
+        raise UsageError(f"{_file(values)} has no line that names its `replica`", "leave out routed=1")
+    return requests_file.draft(rows, speed=values["speed"], concurrency=values["concurrency"])
 
-    without_rules = {name: value for name, value in values.items() if name not in RULES}
-    return requests(**without_rules, sources=values["sources"])
+
+def _file(values: Mapping[str, Any]) -> Path:
+    return Path(values["path"]).expanduser()
+
+
+def _trace(values: Mapping[str, Any]) -> tuple[trace_file.Rows, list[str]]:
+    """Return the chosen rows of a trace, and what it does not say."""
+    ends = {"from_s": values["from"], "to_s": values["to"]}
+    return trace_file.window(
+        _file(values), values["format"], limit=values["limit"], sort=bool(values["sort"]), **ends
+    )
+
+
+def _log(values: Mapping[str, Any]) -> list[Logged]:
+    """Return the chosen requests of a log."""
+    chosen = {name: values[name] for name in ("limit", "since", "until")}
+    return requests_file.selected(_file(values), values["sources"].render(values["tokenizer"]), **chosen)
 
 
 def agents_draft(values: Mapping[str, Any]) -> Draft:
@@ -39,7 +58,7 @@ def agents_draft(values: Mapping[str, Any]) -> Draft:
 
 def _is_weka(values: Mapping[str, Any]) -> bool:
     named = values["format"]
-    return bool(named == WEKA or (named == "auto" and Path(values["path"]).expanduser().is_dir()))
+    return bool(named == WEKA or (named == "auto" and _file(values).is_dir()))
 
 
 def _drafted(load: Load, values: Mapping[str, Any]) -> Draft:
@@ -51,25 +70,14 @@ def _drafted(load: Load, values: Mapping[str, Any]) -> Draft:
 
 
 def trace_load(values: Mapping[str, Any]) -> Load:
-    file = Path(values["path"]).expanduser()
+    file = _file(values)
     if not _is_weka(values):
-        from kvtune.requests.loads.log_sessions import trace_sessions
-
-        sessions, note = trace_sessions(
-            file,
-            values["format"],
-            limit=values["limit"],
-            from_s=values["from_s"],
-            to_s=values["to_s"],
-            sort=bool(values["sort"]),
-        )
+        sessions, note = trace_sessions(file, *_trace(values))
         return load(sessions, _rules(values, share=True), str(file), note)
-    from kvtune.requests.loads.weka import files_of
-
-    for name, text in (("from_s", "from"), ("to_s", "to"), ("sort", "sort")):
+    for name in ("from", "to", "sort"):
         if values[name]:
             raise UsageError(
-                f"workload trace: {text}= is for a trace with times of arrival, and a folder of sessions has none",
+                f"workload trace: {name}= is for a trace with times of arrival, and a folder of sessions has none",
                 "limit=N takes the first N sessions",
             )
     sessions = values["sources"].recorded(files_of(file, values["limit"]))
@@ -77,31 +85,14 @@ def trace_load(values: Mapping[str, Any]) -> Load:
 
 
 def log_load(values: Mapping[str, Any]) -> Load:
-    from kvtune.requests.loads.log_sessions import log_sessions
-
-    file = Path(values["path"]).expanduser()
-    render = values["sources"].render(values["tokenizer"])
-    sessions, note = log_sessions(
-        file, render, limit=values["limit"], since=values["since"], until=values["until"]
-    )
-    return load(sessions, _rules(values, share=True), str(file), note)
+    sessions, note = log_sessions(_file(values), _log(values))
+    return load(sessions, _rules(values, share=True), str(_file(values)), note)
 
 
 def agents_load(values: Mapping[str, Any]) -> Load:
-    from kvtune.requests.loads.agents import Medians, agents
-
-    medians = Medians(
-        turns=values["turns"],
-        context=values["context"],
-        tools=values["tools"],
-        output=values["output"],
-        think=values["think"],
-        window=values["window"],
-        subagents=values["subagents"],
-    )
-    drawn = agents(
-        values["different"], medians, 0
-    )  # the same sessions with every seed, which decides who plays which
+    medians = Medians(**{each.name: values[each.name] for each in fields(Medians)})
+    # The same sessions with every seed, which decides who plays which.
+    drawn = agents(values["different"], medians, 0)
     return load(drawn, _rules({**values, "subagents": 1}, share=True), "agents")
 
 

@@ -33,16 +33,16 @@ def build(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sources | N
     """
     spec = with_tokenizer(spec, tokenizer)
     kind, values = parsed(spec, seed)
-    return made(kind, spec, values, kind.builder(**_arguments(kind, values, sources)))
+    return made(kind, spec, values, kind.builder(**_with_sources(values, sources)))
 
 
-def _arguments(kind: WorkloadKind, values: Mapping[str, Value], sources: Sources | None) -> dict[str, object]:
-    given: dict[str, object] = {key.argument or key.name: values[key.name] for key in kind.keys}
-    if "path" not in given:
-        return given
+def _with_sources(values: Mapping[str, Value], sources: Sources | None) -> Mapping[str, object]:
+    """Return the values for a builder, with what reads the file if there is one."""
+    if "path" not in values:
+        return values
     from kvtune.requests.loads.sources import Sources  # here, because it needs msgspec
 
-    return {**given, "sources": sources or Sources()}
+    return {**values, "sources": sources or Sources()}
 
 
 def session_load(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sources | None = None) -> Load:
@@ -53,7 +53,7 @@ def session_load(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sour
         raise UsageError(
             f"the workload {kind.name!r} has no sessions", f"workloads with sessions: {with_sessions}"
         )
-    return kind.loader(**_arguments(kind, values, sources))
+    return kind.loader(**_with_sources(values, sources))
 
 
 def has_slots(spec: str) -> bool:

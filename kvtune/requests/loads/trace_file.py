@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -33,27 +33,17 @@ LOSS = (
 """What a replay of kvtune's own recording lacks."""
 
 
-def trace(
-    *,
-    path: str,
-    limit: int,
-    speed: float,
-    from_s: float,
-    to_s: float,
-    format: str,
-    sort: int,
-    concurrency: int,
-    seed: int,
-) -> Draft:
-    """Build the requests of a trace file that arrived between `from_s` and `to_s` (0: no end), `speed` times as fast.
+Rows = Iterator[tuple[float, Row]]
+
+
+def draft(rows: Rows, notes: Sequence[str], *, speed: float, concurrency: int) -> Draft:
+    """Build the requests of a trace, `speed` times as fast.
 
     A recording of `kvtune serve` is put in order, as its lines are in the order in which requests finished.
     Times count from the trace's first request. With `concurrency`, arrivals are ignored: that many requests are in
     flight, in the trace's order. A hash id is a token stream, so equal ids are equal tokens; a prompt's partial last
-    block is the first part of its stream. Prompts of formats without hashes share nothing. `seed` changes only tokens.
+    block is the first part of its stream. Prompts of formats without hashes share nothing.
     """
-    file = Path(path).expanduser()
-    rows, notes = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=bool(sort))
     planned: list[Request] = []
     for since, row in rows:
         prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
@@ -67,7 +57,7 @@ def trace(
 
 def window(
     file: Path, format: str, *, limit: int = 0, from_s: float = 0.0, to_s: float = 0.0, sort: bool = False
-) -> tuple[Iterator[tuple[float, Row]], list[str]]:
+) -> tuple[Rows, list[str]]:
     """Return the requests from `from_s` to `to_s` with their seconds since then, and what the file does not give."""
     if to_s and to_s <= from_s:
         raise UsageError(
@@ -79,9 +69,7 @@ def window(
     return _window(file, rows, limit, from_s, to_s), [note for note in (own and LOSS, not_read(head)) if note]
 
 
-def _window(
-    file: Path, rows: Iterable[Row], limit: int, from_s: float, to_s: float
-) -> Iterator[tuple[float, Row]]:
+def _window(file: Path, rows: Iterable[Row], limit: int, from_s: float, to_s: float) -> Rows:
     origin: float | None = None
     tokens = taken = 0
     for row in rows:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 from kvtune.base.commands import command
 from kvtune.base.errors import KvtuneError, UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvtune.servers.watch.endpoints import Named
     from kvtune.servers.watch.others import Others
     from kvtune.servers.watch.record import Recording
-    from kvtune.servers.watch.watched import Watched
+    from kvtune.servers.watch.server import Server
 
 ENOUGH = 3
 """Signals after which the log is no longer read, but left out."""
@@ -100,27 +100,12 @@ def record(query: RecordQuery, lab: Lab) -> int:
     return 0
 
 
-class OfServer(Protocol):
-    """The options of a query that say which server is looked at, and how."""
-
-    @property
-    def events(self) -> Sequence[str] | None: ...
-    @property
-    def listen(self) -> str: ...
-    @property
-    def header(self) -> Sequence[str] | None: ...
-    @property
-    def insecure(self) -> bool: ...
-
-
-def watched_of(query: OfServer, url: str, named: Named, others: Others | None, **options: Any) -> Watched:
-    """Return what watches a server of a query, not yet started. `options`: other arguments of `Watched`."""
+def server_of(url: str, header: Sequence[str] | None, insecure: bool) -> Server:
+    """Return the server at a URL, asked with these headers."""
     from kvtune.servers.watch.client import headers_of
     from kvtune.servers.watch.server import Server
-    from kvtune.servers.watch.watched import Watched
 
-    server = Server(url, headers_of(query.header or []), query.insecure)
-    return Watched(server, named, others, **options)
+    return Server(url, headers_of(header or []), insecure)
 
 
 def _written(run: Run, output: Path, partial: Path) -> Path:
@@ -154,9 +139,11 @@ def _recorded(
     """
     from kvtune.servers.watch.record import Recording
     from kvtune.servers.watch.servers import Servers
+    from kvtune.servers.watch.watched import Watched
 
     def watcher(url: str, named: Named, others: Others | None) -> Watched:
-        return watched_of(query, url, named, others, keep=[] if query.requests is not None else None)
+        server, keep = server_of(url, query.header, query.insecure), query.requests is not None
+        return Watched(server, named, others, keep=[] if keep else None)
 
     servers = Servers(addresses, watcher, history=False)
     try:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,30 +25,27 @@ def end_at_once() -> None:
     _act(_end)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """Make the signals raise KeyboardInterrupt in the `with` block, with the signal's name unless it was Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
-        yield
-        return
-    before = _act(_interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _acting(_interrupt)
 
 
 @contextmanager
 def noted() -> Iterator[list[str]]:
     """Note the signals in the `with` block instead of ending it, for work that must not be lost. Yield their names."""
     names: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
+    with _acting(lambda number, _: names.append(signal.Signals(number).name)):
         yield names
+
+
+@contextmanager
+def _acting(act: Handler) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+        yield
         return
-    before = _act(lambda number, _: names.append(signal.Signals(number).name))
+    before = _act(act)
     try:
-        yield names
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

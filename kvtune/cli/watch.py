@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Query, When, option
-from kvtune.cli.record import watched_of
+from kvtune.cli.record import server_of
 
 if TYPE_CHECKING:
     from kvtune.data.layout.plan import ModelShape
@@ -161,12 +161,10 @@ def _ask_prometheus(query: WatchQuery) -> None:
 def _audit(query: WatchQuery, url: str) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.audit import audit_server, document
-    from kvtune.servers.watch.client import headers_of
     from kvtune.servers.watch.endpoints import Named
-    from kvtune.servers.watch.server import Server
 
     named = Named(query.events or [], query.listen)  # before the client, which must be closed
-    server = Server(url, headers_of(query.header or []), query.insecure)
+    server = server_of(url, query.header, query.insecure)
     try:
         answer = audit_server(server, named, query.seconds or AUDIT_S, query.allow or [])
     finally:
@@ -177,13 +175,13 @@ def _audit(query: WatchQuery, url: str) -> int:
 
 def _watched(query: WatchQuery, url: str, named: Named, others: Others | None) -> Watched:
     from kvtune.servers.watch.regime import Limits
-    from kvtune.servers.watch.watched import ASK_S
+    from kvtune.servers.watch.watched import ASK_S, Watched
 
+    server = server_of(url, query.header, query.insecure)
     if query.metrics is not None:
-        return watched_of(query, url, named, others, ask_s=ASK_S)
-    return watched_of(
-        query,
-        url,
+        return Watched(server, named, others, ask_s=ASK_S)
+    return Watched(
+        server,
         named,
         others,
         with_text=query.with_text,

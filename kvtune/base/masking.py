@@ -172,7 +172,7 @@ def _text(text: str, hide: Hide) -> str:
         text = URL.sub(lambda url: _address(url[1], url[2], hide), text)
     for letters, pattern in KEYS:
         if any(map(plain.__contains__, letters)):
-            text = pattern.sub(lambda found: found[0].removesuffix(found["key"]) + hide(found["key"]), text)
+            text = pattern.sub(lambda key: key[0].removesuffix(key["key"]) + hide(key["key"]), text)
     if not any(map(plain.__contains__, NAMES)):
         return text
     shown, copied, start = list[str](), 0, 0

@@ -120,7 +120,7 @@ def mends(texts: TextAccount | None, replayed: Replayed) -> list[Mend]:
     whole = len(texts.groups) > 1 and texts.mended_query_tokens == texts.query_tokens
     if whole and texts.mended_hit_tokens > best:
         hits.append((f"all {len(texts.groups)} texts that differ", each, texts.mended_hit_tokens))
-    mends_ = [Mend(what, how, tokens, tokens - texts.hit_tokens) for what, how, tokens in hits]
+    mends_ = [Mend(what, change, tokens, tokens - texts.hit_tokens) for what, change, tokens in hits]
     worthy = (mend for mend in mends_ if 0 < mend.gain_tokens >= worth(replayed))
     return sorted(worthy, key=lambda mend: -mend.gain_tokens)
 

@@ -179,18 +179,18 @@ def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Pla
     places = np.full(len(gone), -1, dtype=np.int64)  # of the earlier prompt's tokens, in this prompt
     inside = old < len(places)
     places[old[inside]] = new[inside]
-    known, away, own = moved.copy(), gone.copy(), np.zeros(len(moved), dtype=bool)
-    known[new[new < len(known)]] = True
+    expected, away, own = moved.copy(), gone.copy(), np.zeros(len(moved), dtype=bool)
+    expected[new[new < len(expected)]] = True
     for change in link.mended:
-        known[slice(*change.new)] |= change.orders
+        expected[slice(*change.new)] |= change.orders
         away[slice(*change.old)] |= change.orders
         own[slice(*change.new)] = not change.orders
-    end_new = min(_first(~known), *(change.new[0] for change in link.left), len(known))
-    end_old = min(len(gone), *(change.old[0] for change in link.left), len(gone))
-    found = places[order]
-    found = found[: _first(~away[order] & ((found < 0) | (found >= end_new) | (order >= end_old)))]
-    found = found[(found >= 0) & ~own[np.maximum(found, 0)]]
-    once: Places = found[np.sort(np.unique(found, return_index=True)[1])]
+    end_new = min([_first(~expected), *(change.new[0] for change in link.left)])
+    end_old = min([len(gone), *(change.old[0] for change in link.left)])
+    shared = places[order]
+    shared = shared[: _first(~away[order] & ((shared < 0) | (shared >= end_new) | (order >= end_old)))]
+    shared = shared[(shared >= 0) & ~own[np.maximum(shared, 0)]]
+    once: Places = shared[np.sort(np.unique(shared, return_index=True)[1])]
     return once
 
 

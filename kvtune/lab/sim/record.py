@@ -32,7 +32,7 @@ from kvtune.data.run.types import (
 )
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.engine_types import EngineCore
-from kvtune.lab.sim.journal import ReplayJournal, StepColumns
+from kvtune.lab.sim.journal import STEP_COLUMNS, ReplayJournal
 from kvtune.plugin.core.state import CoreState, merged
 from kvtune.plugin.vllm.types import VllmConfig
 from kvtune.requests.types import Workload
@@ -67,7 +67,7 @@ def record(
     requests = _requests(journals, workload, leave_s)
     tables = {
         "requests": requests,
-        "steps": _of_all("steps", [_steps(journal.steps) for journal in journals]),
+        "steps": _of_all("steps", [_steps(journal) for journal in journals]),
         "pool": _of_all(
             "pool", [table_of_rows("pool", [(0, *row) for row in journal.pool]) for journal in journals]
         ),
@@ -208,28 +208,14 @@ def _tokens(journal: ReplayJournal, leave_s: float) -> Table:
     }
 
 
-def _steps(columns: StepColumns) -> Table:
+def _steps(journal: ReplayJournal) -> Table:
     """Return the steps table. The simulated host takes no time: execution fills each step, the host's columns are 0."""
-    if not len(columns):
-        return empty_table("steps")
-    start = np.array(columns.start_s)
-    duration_us = (np.array(columns.end_s) - start) * 1e6
-    table = {
-        "t_s": start,
-        "step_us": duration_us,
-        "execute_us": duration_us,
-        "scheduled_tokens": np.array(columns.tokens),
-        "prefill_tokens": np.array(columns.prefill_tokens),
-        "requests": np.array(columns.requests),
-        "running": np.array(columns.running),
-        "waiting": np.array(columns.waiting),
-        "free_blocks": np.array(columns.free_blocks),
-        "context_tokens": np.array(columns.context_tokens),
-        "prefill_context_tokens": np.array(columns.prefill_context_tokens),
-        "wait_us": np.full(len(start), np.nan),
-        "device_us": duration_us,
-    }
-    return table_of("steps", table)
+    rows = np.frombuffer(journal.steps).reshape(-1, len(STEP_COLUMNS))
+    columns = dict(zip(STEP_COLUMNS, rows.T, strict=True))
+    duration_us = (columns["end_s"] - columns["t_s"]) * 1e6
+    waits_us = np.full(len(rows), np.nan)
+    times = {"step_us": duration_us, "execute_us": duration_us, "wait_us": waits_us, "device_us": duration_us}
+    return table_of("steps", columns | times)
 
 
 def _core(setup: Setup, states: Sequence[CoreState]) -> CoreInfo:

@@ -51,7 +51,7 @@ from kvtune.lab.engine.rings import (
     receipts_table,
     ring_tables,
 )
-from kvtune.lab.engine.vllm_counts import Counts, read_counts, read_routes
+from kvtune.lab.engine.vllm_counts import Counts, read_counts
 from kvtune.plugin.core.state import CoreState, merged
 from kvtune.plugin.probe.records import Step
 from kvtune.plugin.probe.status import CacheFacts, ProcessFacts, read_statuses
@@ -82,12 +82,12 @@ def record(
         outcome = replace(outcome, end_ns=_last_measured_ns(outcome.start_ns, process_rings, served))
     processes = processes_of(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
-    counts = read_counts(folder / COUNTS_FILE)
+    counts: Counts = read_counts(folder / COUNTS_FILE)
     rings = ring_tables(process_rings, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(served, workload, counts, outcome)
-    routes = read_routes(folder / ROUTES_FILE)
+    routes: dict[str, int] = read_counts(folder / ROUTES_FILE)
     engines = [routes.get(str(i), 0) for i in range(len(workload.requests))]
     tables["requests"]["engine"] = np.array(engines, "i2")
     tables["memory"] = memory_table(samples, index, outcome)

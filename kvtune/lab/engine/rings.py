@@ -7,7 +7,7 @@ migrated machine) has no valid duration: it is left out and counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import nan
 from operator import itemgetter
 from pathlib import Path
@@ -134,18 +134,9 @@ def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Host
     """Return the samples of the measuring phase, including the one that was taken right after its end."""
     zero, end = outcome.start_ns, max(outcome.end_ns, outcome.sampled_ns)
     rows = [
-        (
-            index[s.pid],
-            (s.at_ns - zero) / 1e9,
-            s.rss_bytes,
-            s.uss_bytes,
-            s.cpu_s,
-            s.threads,
-            s.wait_s,
-            s.stopped,
-        )
-        for s in samples
-        if s.pid in index and zero and zero <= s.at_ns <= end
+        (index[pid], (at_ns - zero) / 1e9, *figures)
+        for pid, at_ns, *figures in map(astuple, samples)
+        if pid in index and zero and zero <= at_ns <= end
     ]
     return table_of_rows("memory", rows)
 
@@ -154,18 +145,9 @@ def devices_table(samples: Sequence[DeviceSample], outcome: HostOutcome) -> Tabl
     """Return a row for each sample of a GPU in the measuring phase."""
     zero, end = outcome.start_ns, outcome.end_ns
     rows = [
-        (
-            s.device,
-            (s.at_ns - zero) / 1e9,
-            s.busy_percent,
-            s.memory_bytes,
-            s.power_w,
-            s.clock_mhz,
-            s.pcie_sent_bytes_s,
-            s.pcie_received_bytes_s,
-        )
-        for s in samples
-        if zero and zero <= s.at_ns <= end
+        (device, (at_ns - zero) / 1e9, *figures)
+        for device, at_ns, *figures in map(astuple, samples)
+        if zero and zero <= at_ns <= end
     ]
     return table_of_rows("devices", rows)
 

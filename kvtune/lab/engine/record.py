@@ -109,7 +109,7 @@ def record(
         model=plan.setup.model,
         model_config=outcome.engine.get("model_config", {}),
         workload=WorkloadInfo.of(workload),
-        core=_core(CoreInfo(name=plan.setup.core, settings=plan.setup.core_settings), state, worker_states),
+        core=CoreInfo.reported(plan.setup.core, plan.setup.core_settings, state, worker_states),
         engine=msgspec.structs.replace(
             _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(plan.setup.engine_args)),
             engines=max(1, len(engine_cores)),
@@ -167,29 +167,6 @@ def _core_notes(version: str, states: Sequence[CoreState]) -> list[str]:
     notes = list(dict.fromkeys(note for state in states for note in state["notes"]))
     about = unknown(version) if version else ""
     return notes if not about or any(note.startswith(about) for note in notes) else [about, *notes]
-
-
-def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreState]) -> CoreInfo:
-    """Return what EngineCore's core reported. A part counts as on only if all workers that report it have it on."""
-    if requested.name == "stock":
-        return requested
-    if not state:
-        return CoreInfo(
-            name=requested.name,
-            settings=requested.settings,
-            why="the engine did not say (probe off, or it died before a step)",
-        )
-    return CoreInfo(
-        name=requested.name,
-        settings=state["settings"] or requested.settings,
-        active=state["active"],
-        why=state["why"],
-        counters=state["counters"],
-        parts={
-            name: active and all(worker["parts"].get(name, True) for worker in workers)
-            for name, active in state["parts"].items()
-        },
-    )
 
 
 def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:

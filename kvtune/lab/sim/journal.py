@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.lab.sim.steps import ExecutedStep
-from kvtune.plugin.probe.offload import OffloadWatch
+from kvtune.plugin.probe.offload import offload_watch
 from kvtune.plugin.probe.pool import PoolWatch
 from kvtune.plugin.probe.preempted import Preempted
 from kvtune.plugin.probe.records import Copies
-from kvtune.plugin.vllm.offloading import has_tier
 from kvtune.plugin.vllm.types import Scheduler
 
 STEP_COLUMNS = (
@@ -54,12 +53,9 @@ class ReplayJournal:
         self.preempted = Preempted(scheduler)
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.queues = self._watch.queues
-        self.copies: list[Copies] | None = None
+        self._offload = offload_watch(scheduler.connector, lambda: round(now_s() * 1e9))
+        self.copies: list[Copies] | None = None if self._offload is None else []
         """Copies to and from the tier of host memory; None without a tier."""
-        self._offload: OffloadWatch | None = None
-        if has_tier(scheduler.connector):
-            self.copies = []
-            self._offload = OffloadWatch(scheduler.connector, lambda: round(now_s() * 1e9))
 
     def add_step(self, step: ExecutedStep, running: int, waiting: int, free_blocks: int) -> None:
         self.preempted.scheduled(step.scheduled)

@@ -80,7 +80,7 @@ def record(
         tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
-    engine, states = played[0].engine, [member.core for member in played]
+    engine, core = played[0].engine, merged([member.core for member in played])
     extra = Extras(
         sim=Replay(
             steps=len(tables["steps"]["t_s"]),
@@ -105,7 +105,7 @@ def record(
         model=setup.model,
         model_config=_model_config(engine.vllm_config),
         workload=WorkloadInfo.of(workload),
-        core=_core(setup, states),
+        core=CoreInfo.reported(setup.core, setup.core_settings, core),
         engine=msgspec.structs.replace(_engine(engine, setup, journals[0].queues), engines=len(played)),
         processes=[
             ProcessInfo(
@@ -125,7 +125,7 @@ def record(
             "prompt_tokens": int(requests["prompt_tokens"][finished].sum()),
             "generation_tokens": int(requests["output_tokens"].sum()),
         },
-        notes=_notes(setup, states),
+        notes=core["notes"] if setup.core == "kvtune" and core is not None else [],
         extra=extra,
     )
     return Run(header, tables)
@@ -218,20 +218,6 @@ def _steps(journal: ReplayJournal) -> Table:
     return table_of("steps", columns | times)
 
 
-def _core(setup: Setup, states: Sequence[CoreState]) -> CoreInfo:
-    core = merged(states)
-    if setup.core == "stock" or core is None:
-        return CoreInfo(name="stock", settings=setup.core_settings)
-    return CoreInfo(
-        name="kvtune",
-        settings=core["settings"] or setup.core_settings,
-        active=bool(core["active"]),
-        why=str(core["why"]),
-        counters={name: int(value) for name, value in core["counters"].items()},
-        parts=core["parts"],
-    )
-
-
 def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
     from kvtune.lab.engine.config import describe_engine
     from kvtune.plugin.probe.describe import describe_cache
@@ -282,8 +268,3 @@ def _validity(setup: Setup) -> Validity:
         f"{cost.held_out_share:.0%} off on steps it was not fitted to, {cost.unexplained_share:.0%} of the time in "
         f"flight not explained, {cost.steps} steps)",
     )
-
-
-def _notes(setup: Setup, states: Sequence[CoreState]) -> list[str]:
-    core = merged(states)
-    return core["notes"] if setup.core == "kvtune" and core is not None else []

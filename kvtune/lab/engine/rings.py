@@ -83,9 +83,12 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
             elif isinstance(record, Step):
                 steps.append((process, start_s, *_step_row(record)))
             elif isinstance(record, Collection):
-                collections.append((process, start_s, *_collection_row(record)))
+                times = (record.pause_ns / 1e3, record.cpu_ns / 1e3)
+                counts = (record.collected, record.uncollectable, record.line + 1)
+                collections.append((process, start_s, record.generation, *times, *counts))
             elif isinstance(record, PoolChange):
-                pool += [(process, start_s, *row) for row in _pool_rows(record)]
+                evicted, free = enumerate(record.evicted), record.free_blocks
+                pool += [(process, start_s, queue, count, free) for queue, count in evicted if count]
             elif isinstance(record, Recomputed):
                 causes = tables.computed_twice.setdefault(str(record.request), {})
                 for cause, tokens in record.causes.items():
@@ -113,21 +116,6 @@ def _step_row(step: Step) -> Row:
         step.wait_ns / 1e3 if step.wait_ns >= 0 else nan,
         step.device_ns / 1e3,
     )
-
-
-def _collection_row(collection: Collection) -> Row:
-    times = (collection.pause_ns / 1e3, collection.cpu_ns / 1e3)
-    return (
-        collection.generation,
-        *times,
-        collection.collected,
-        collection.uncollectable,
-        collection.line + 1,
-    )
-
-
-def _pool_rows(change: PoolChange) -> list[Row]:
-    return [(queue, count, change.free_blocks) for queue, count in enumerate(change.evicted) if count]
 
 
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,11 +31,11 @@ from kvtune.data.run.types import (
     table_of,
     table_of_rows,
 )
+from kvtune.lab.engine.config import describe_engine, jsonable
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.engine_types import EngineCore
 from kvtune.lab.sim.journal import STEP_COLUMNS, ReplayJournal
 from kvtune.plugin.core.state import CoreState, merged
-from kvtune.plugin.vllm.types import VllmConfig
 from kvtune.requests.types import Workload
 
 
@@ -78,9 +79,12 @@ def record(
             [(0, each.start_ns / 1e9, *each.row()) for each in journal.copies or ()] for journal in journals
         ]
         tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
+    ends = tables["steps"]["t_s"] + tables["steps"]["step_us"] * 1e-6
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
     engine, core = played[0].engine, merged([member.core for member in played])
+    facts = jsonable(describe_engine(engine.vllm_config))
+    model_config = facts.pop("model_config")
     extra = Extras(
         sim=Replay(
             steps=len(tables["steps"]["t_s"]),
@@ -103,10 +107,12 @@ def record(
         source="sim",
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=setup.model,
-        model_config=_model_config(engine.vllm_config),
+        model_config=model_config,
         workload=WorkloadInfo.of(workload),
         core=CoreInfo.reported(setup.core, setup.core_settings, core),
-        engine=msgspec.structs.replace(_engine(engine, setup, journals[0].queues), engines=len(played)),
+        engine=msgspec.structs.replace(
+            _engine(facts, engine, setup, journals[0].queues), engines=len(played)
+        ),
         processes=[
             ProcessInfo(
                 pid=1 + rank,
@@ -116,7 +122,9 @@ def record(
             for rank in range(len(played))
         ],
         valid=_validity(setup),
-        wall_s=_measured_s(tables["steps"], now_s, why),
+        wall_s=min(now_s, float(ends.max(initial=0.0)))
+        if why
+        else now_s,  # up to the last step if it ended early
         startup_s=startup_s,
         engine_counters={
             "finished": int(finished.sum()),
@@ -138,12 +146,6 @@ def _computed_twice(journals: Sequence[ReplayJournal]) -> dict[str, dict[str, in
         journal.preempted.close()
         twice |= journal.preempted.twice
     return {row: twice[row] for row in sorted(twice, key=int)}
-
-
-def _measured_s(steps: Table, now_s: float, why: str) -> float:
-    """Return the run's length in seconds, up to the last step if the replay ended early."""
-    ends = steps["t_s"] + steps["step_us"] * 1e-6
-    return min(now_s, float(ends.max(initial=0.0))) if why else now_s
 
 
 def _requests(journals: Sequence[ReplayJournal], workload: Workload, leave_s: float) -> Table:
@@ -218,12 +220,9 @@ def _steps(journal: ReplayJournal) -> Table:
     return table_of("steps", columns | times)
 
 
-def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
-    from kvtune.lab.engine.config import describe_engine
+def _engine(facts: dict[str, Any], engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
     from kvtune.plugin.probe.describe import describe_cache
 
-    facts = describe_engine(engine.vllm_config)
-    facts.pop("model_config", None)
     where = str(facts["device_name"] or facts["device"])
     if setup.platform is not None:
         where = setup.platform.title
@@ -232,21 +231,14 @@ def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineIn
         **describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs()),
         "tiers": list(queues),
     }
-    plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(setup.engine_args), frozenset(setup.from_recipe), where)
     if setup.by_memory:
         decided["num_blocks"] = BY_MEMORY
     info = msgspec.convert(
-        {**plain, "args": without_secrets(setup.engine_args), "origins": decided}, EngineInfo
+        {**facts, "executor": "sim", "args": without_secrets(setup.engine_args), "origins": decided},
+        EngineInfo,
     )
     return info.with_cache(cache)
-
-
-def _model_config(vllm_config: VllmConfig) -> dict[str, object]:
-    config = vllm_config.model_config.hf_config
-    fields = config.to_dict() if hasattr(config, "to_dict") else {}
-    plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str))
-    return plain
 
 
 def _validity(setup: Setup) -> Validity:

@@ -201,10 +201,10 @@ def install() -> None:
     def register_fake(op: Any, func: Any = None, /, **named: Any) -> Any:
         """Register a shape function, or nothing for an operator that is not here."""
         namespace, _, name = str(getattr(op, "__name__", op)).partition("::")
-        found = op
+        stand_in = op
         if namespace in OPERATORS and not isinstance(op, Absent):
-            found = getattr(getattr(torch.ops, namespace), name.partition(".")[0])
-        if isinstance(found, Absent):
+            stand_in = getattr(getattr(torch.ops, namespace), name.partition(".")[0])
+        if isinstance(stand_in, Absent):
             return func if func is not None else lambda function: function
         return register(op, func, **named)
 

@@ -198,7 +198,8 @@ class Recomputed(Record, frozen=True, gc=False):
 
     @property
     def causes(self) -> dict[str, int]:
-        return {name: tokens for name in self.__struct_fields__[2:] if (tokens := getattr(self, name))}
+        counts = list(msgspec.structs.asdict(self).items())[2:]
+        return {name: tokens for name, tokens in counts if tokens}
 
 
 AnyRecord = Collection | Step | PoolChange | Copies | Recomputed | Digest

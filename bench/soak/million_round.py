@@ -34,7 +34,7 @@ from bench.soak.million_messages import Messages, stops_first
 from bench.soak.trouble import ERRORS, Ask, Round
 from kvtune.lab.sim.clock import policies_see
 from kvtune.lab.sim.fast.stride import steppers
-from kvtune.lab.sim.journal import ReplayJournal, StepColumns
+from kvtune.lab.sim.journal import STEP_COLUMNS, ReplayJournal
 from kvtune.lab.sim.steps import ExecutedStep, StepResult, hidden_of
 from kvtune.plugin.core.outputs.message import MARK, asking, columns_of
 from kvtune.plugin.probe.work import digest
@@ -130,8 +130,8 @@ class Rounds:
             )
         played.ids = range(played.ids.start, self._next_id)
         played.digests, journal.digests = journal.digests, array("L")
-        played.steps = self._steps + len(journal.steps)
-        journal.steps, self._steps = StepColumns(), 0
+        played.steps = self._steps + len(journal.steps) // len(STEP_COLUMNS)
+        journal.steps, self._steps = array("d"), 0
         journal.pool.clear()
         self._aborted.clear()
         return played

@@ -245,6 +245,27 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     # Parts of the core, and whether each is active; header.notes has the reasons for inactive parts.
     parts: dict[str, bool] = {}
 
+    @classmethod
+    def reported(
+        cls,
+        name: Literal["kvtune", "stock"],
+        settings: dict[str, Any],
+        state: Mapping[str, Any] | None,
+        workers: Sequence[Mapping[str, Any]] = (),
+    ) -> CoreInfo:
+        """Return what EngineCore's core said of itself (`CoreState`); a part is on only if all workers have it on."""
+        if name == "stock":
+            return cls(name=name, settings=settings)
+        if not state:
+            why = "the engine did not say (probe off, or it died before a step)"
+            return cls(name=name, settings=settings, why=why)
+        parts = {
+            part: active and all(worker["parts"].get(part, True) for worker in workers)
+            for part, active in state["parts"].items()
+        }
+        said = {field: state[field] for field in ("active", "why", "counters")}
+        return cls(name=name, settings=state["settings"] or settings, parts=parts, **said)
+
 
 SETTINGS_OF_CACHE = (
     "offload",

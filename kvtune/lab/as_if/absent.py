@@ -201,9 +201,10 @@ def install() -> None:
     def register_fake(op: Any, func: Any = None, /, **named: Any) -> Any:
         """Register a shape function, or nothing for an operator that is not here."""
         namespace, _, name = str(getattr(op, "__name__", op)).partition("::")
-        if isinstance(op, Absent) or (
-            namespace in OPERATORS and isinstance(_operator(namespace, name), Absent)
-        ):
+        stand_in = op
+        if namespace in OPERATORS and not isinstance(op, Absent):
+            stand_in = getattr(getattr(torch.ops, namespace), name.partition(".")[0])
+        if isinstance(stand_in, Absent):
             return func if func is not None else lambda function: function
         return register(op, func, **named)
 
@@ -216,12 +217,6 @@ def missing(here: Callable[[str], bool]) -> tuple[str, ...]:
     return tuple(
         name for name in (*COMPILED, *PACKAGES) if not here(COMPILED[0] if name in COMPILED else name)
     )
-
-
-def _operator(namespace: str, name: str) -> object:
-    import torch
-
-    return getattr(getattr(torch.ops, namespace), name.partition(".")[0])
 
 
 def _here(name: str) -> bool:

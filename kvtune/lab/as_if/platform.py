@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,7 +87,7 @@ class Properties:
 
 
 def _platform_of(platform: Platform) -> None:
-    """Make vLLM's CUDA platform class the current platform."""
+    """Make vLLM's CUDA platform class the current platform, with answers about the device from `platform`."""
     import vllm.platforms as platforms
 
     modules: Any = platforms
@@ -95,55 +95,25 @@ def _platform_of(platform: Platform) -> None:
     from vllm.platforms.cuda import CudaPlatformBase
     from vllm.platforms.interface import DeviceCapability
 
-    class Forced(CudaPlatformBase):  # type: ignore[misc]
-        """vLLM's CUDA platform, with answers about the device from `platform`."""
+    def has_capability(capability: tuple[int, int] | int, device_id: int = 0) -> bool:
+        least = capability if isinstance(capability, tuple) else divmod(capability, 10)
+        return platform.capability >= least
 
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
-            return DeviceCapability(*platform.capability)
-
-        @classmethod
-        def has_device_capability(cls, capability: tuple[int, int] | int, device_id: int = 0) -> bool:
-            least = capability if isinstance(capability, tuple) else divmod(capability, 10)
-            return platform.capability >= least
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
-            return platform.name
-
-        @classmethod
-        def get_device_uuid(cls, device_id: int = 0) -> str:
-            return f"GPU-{device_id}"
-
-        @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:
-            return platform.memory_bytes
-
-        @classmethod
-        def is_fully_connected(cls, physical_device_ids: list[int]) -> bool:
-            return True
-
-        @classmethod
-        def device_count(cls) -> int:
-            return MOST_DEVICES
-
-        @classmethod
-        def is_pin_memory_available(cls) -> bool:
-            return False  # decides where host copies lie, no block
-
-        @classmethod
-        def get_device_numa_node(cls, device_id: int = 0) -> int | None:
-            return None
-
-        @classmethod
-        def get_all_device_numa_nodes(cls) -> list[int] | None:
-            return None
-
-        @classmethod
-        def log_warnings(cls) -> None:
-            pass
-
-    modules._current_platform = Forced()
+    answers: dict[str, Callable[..., object]] = {
+        "get_device_capability": lambda device_id=0: DeviceCapability(*platform.capability),
+        "has_device_capability": has_capability,
+        "get_device_name": lambda device_id=0: platform.name,
+        "get_device_uuid": lambda device_id=0: f"GPU-{device_id}",
+        "get_device_total_memory": lambda device_id=0: platform.memory_bytes,
+        "is_fully_connected": lambda physical_device_ids: True,
+        "device_count": lambda: MOST_DEVICES,
+        "is_pin_memory_available": lambda: False,  # decides where host copies lie, no block
+        "get_device_numa_node": lambda device_id=0: None,
+        "get_all_device_numa_nodes": lambda: None,
+        "log_warnings": lambda: None,
+    }
+    forced = type("Forced", (CudaPlatformBase,), {name: staticmethod(answers[name]) for name in answers})
+    modules._current_platform = forced()
 
 
 def check_answered() -> None:

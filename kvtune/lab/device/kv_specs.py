@@ -113,16 +113,12 @@ def decode(encoded: object) -> object:
     if "$fraction" in encoded:
         return _fraction(*encoded["$fraction"])
     if "$multiple" in encoded:
-        return _multiple(encoded["$multiple"])
+        from vllm.v1.attention.backend import MultipleOf
+
+        return MultipleOf(encoded["$multiple"])
     if "$enum" in encoded:
         return _enum(encoded["$enum"])[encoded["name"]]
     return _spec(encoded)
-
-
-def _multiple(base: int) -> object:
-    from vllm.v1.attention.backend import MultipleOf
-
-    return MultipleOf(base)
 
 
 def _fraction(numerator: object, denominator: object) -> Fraction:

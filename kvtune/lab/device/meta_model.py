@@ -5,7 +5,6 @@ Runs in processes of `--on sim` and `--on host`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kvtune.base.errors import KvtuneError
@@ -51,11 +50,9 @@ def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
                 current_platform.update_block_size_for_backend(vllm_config)
                 # The configuration knows the layers of the stages before this one, too.
                 specs = get_kv_cache_spec(vllm_config)
-                stages.append(
-                    Stage(
-                        {name: spec for name, spec in specs.items() if name not in by_layer}, _bytes_of(built)
-                    )
-                )
+                own_specs = {name: spec for name, spec in specs.items() if name not in by_layer}
+                weights = [w for model in built if model is not None for w in model.parameters()]
+                stages.append(Stage(own_specs, sum(w.numel() * w.element_size() for w in weights)))
                 by_layer = specs
             backends = get_current_attn_backends(vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(backends)]
@@ -74,11 +71,6 @@ def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
             else f"simulate it as on a GPU: --on sim --like-device h100{or_install(why)}",
         ) from error
     return stages, layouts
-
-
-def _bytes_of(models: Sequence[Any]) -> int:
-    weights = [w for model in models if model is not None for w in model.parameters()]
-    return sum(w.numel() * w.element_size() for w in weights)
 
 
 def _layers(vllm_config: VllmConfig) -> dict[str, Any]:

@@ -165,8 +165,8 @@ class TimedExecutor(ModellessExecutor):
                 copied = tier.after(scheduler_output, monotonic_ns() / 1e9)
                 empty = ModelRunnerOutput.with_kv_conn_output_only(copied)
             return _done(empty) if non_block else empty
-        clock = self._clock
-        clock.free_ns = max(monotonic_ns(), clock.free_ns) + self._step_ns(scheduler_output)
+        clock, step_us = self._clock, self._cost.device_us(self._work.follow(scheduler_output))
+        clock.free_ns = max(monotonic_ns(), clock.free_ns) + int(1e3 * step_us)
         counts = self._ones[: len(ids)]
         if without_token:
             counts = counts.copy()
@@ -185,9 +185,6 @@ class TimedExecutor(ModellessExecutor):
         assert sampled is not None
         self._sampled = None
         return AsyncOutputFuture(sampled, True) if non_block else sampled.get_output()
-
-    def _step_ns(self, output: SchedulerOutput) -> int:
-        return int(1e3 * self._cost.device_us(self._work.follow(output)))
 
 
 def _done(value: ModelRunnerOutput | None) -> Future[ModelRunnerOutput | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -96,7 +96,7 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
     }
 
 
-def jsonable(facts: dict[str, object]) -> dict[str, object]:
+def jsonable(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts with values that JSON does not have (dtypes, enums) as text."""
-    plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
     return plain

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from types import ModuleType
+from typing import Any
 
 from kvtune.data.run.extras import GpuFacts
 
@@ -101,35 +103,31 @@ def _text(name: object) -> str:
 
 
 def _facts(nvml: ModuleType, handle: object) -> GpuFacts:
-    memory, driver, limit_w = 0, "", 0.0
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    memory = _asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    driver, limit_mw = "", _asked(nvml, lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         driver = _text(nvml.nvmlSystemGetDriverVersion())
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        limit_w = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000.0
-    return GpuFacts(memory_bytes=memory, driver=driver, power_limit_w=limit_w)
+    return GpuFacts(memory_bytes=memory, driver=driver, power_limit_w=limit_mw / 1000.0)
 
 
 def _sample(nvml: ModuleType, device: int, handle: object) -> DeviceSample:
-    busy, power_w, clock_mhz, sent, received = 0, 0.0, 0, 0, 0
-    # Not every GPU counts these: a MIG instance reports no use.
-    with contextlib.suppress(nvml.NVMLError):
-        busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    with contextlib.suppress(nvml.NVMLError):
-        power_w = nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
-    with contextlib.suppress(nvml.NVMLError):
-        clock_mhz = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    with contextlib.suppress(nvml.NVMLError):  # KB/s over 20 ms each
-        sent = 1024 * int(nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))
-        received = 1024 * int(nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))
+    def kib_s(kind: str) -> int:  # over 20 ms
+        return _asked(nvml, lambda: nvml.nvmlDeviceGetPcieThroughput(handle, getattr(nvml, kind)))
+
     return DeviceSample(
         device=device,
         at_ns=monotonic_ns(),
-        busy_percent=busy,
+        busy_percent=_asked(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
-        power_w=power_w,
-        clock_mhz=clock_mhz,
-        pcie_sent_bytes_s=sent,
-        pcie_received_bytes_s=received,
+        power_w=_asked(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle)) / 1000.0,
+        clock_mhz=_asked(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        pcie_sent_bytes_s=1024 * kib_s("NVML_PCIE_UTIL_TX_BYTES"),
+        pcie_received_bytes_s=1024 * kib_s("NVML_PCIE_UTIL_RX_BYTES"),
     )
+
+
+def _asked(nvml: ModuleType, ask: Callable[[], Any]) -> int:
+    """Return what NVML answers; 0 where it does not, as not every GPU counts all: a MIG instance reports no use."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return int(ask())
+    return 0

@@ -109,19 +109,11 @@ NEEDED_BYTES = 240 << 20
 """Size of the larger queue between EngineCore and a worker (10 chunks of 24 MiB): vLLM needs this much free."""
 
 
-def queues_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
-    """Return the bytes of the message queues: 0 on one GPU, where the worker runs inside EngineCore."""
-    return NEEDED_BYTES if cpu_build or ranks(words) > 1 else 0
-
-
-def tier_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
-    """Return the bytes of a host-memory tier: a GPU engine keeps it in /dev/shm, in full size from the start."""
-    return 0 if cpu_build else int(float(flag_value(words, SIZE) or 0) * GIB)
-
-
 def check_shared_memory(words: Sequence[str], *, cpu_build: bool) -> None:
     """Raise KvtuneError if /dev/shm has too little room for an engine with these flags."""
-    queues, tier = (part(words, cpu_build=cpu_build) for part in (queues_bytes, tier_bytes))
+    # On one GPU the worker runs inside EngineCore. A GPU engine's tier is there in full size from the start.
+    queues = NEEDED_BYTES if cpu_build or ranks(words) > 1 else 0
+    tier = 0 if cpu_build else int(float(flag_value(words, SIZE) or 0) * GIB)
     if not queues and not tier:
         return
     try:

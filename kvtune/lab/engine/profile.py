@@ -136,7 +136,10 @@ class EngineBench:
                 ),
             )
             if not run.header.engine.vllm:
-                run = _with_version(run, version)
+                engine = replace(
+                    run.header.engine, vllm=version
+                )  # it died before it reported a configuration
+                run = Run(replace(run.header, engine=engine), run.tables)
             if setup.load.slo:
                 run = run.with_extra(slo=setup.load.slo)
             if stacks is not None:
@@ -178,12 +181,6 @@ def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) ->
         on_event(event)
 
     return passed
-
-
-def _with_version(run: Run, version: str) -> Run:
-    """Add the installed version to a run if its engine died before it reported a configuration."""
-    engine = msgspec.structs.replace(run.header.engine, vllm=version)
-    return Run(msgspec.structs.replace(run.header, engine=engine), run.tables)
 
 
 def check_output(folder: Path) -> None:

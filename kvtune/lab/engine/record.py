@@ -50,7 +50,7 @@ from kvtune.lab.engine.rings import (
     receipts_table,
     ring_tables,
 )
-from kvtune.lab.engine.vllm_counts import Counts, read_counts, read_routes
+from kvtune.lab.engine.vllm_counts import Counts, read_counts
 from kvtune.plugin.core.state import CoreState, merged
 from kvtune.plugin.probe.records import Step
 from kvtune.plugin.probe.status import CacheFacts, ProcessFacts, read_statuses
@@ -81,12 +81,12 @@ def record(
         outcome = replace(outcome, end_ns=_last_measured_ns(outcome.start_ns, process_rings, served))
     processes = processes_of(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
-    counts = read_counts(folder / COUNTS_FILE)
+    counts: Counts = read_counts(folder / COUNTS_FILE)
     rings = ring_tables(process_rings, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(served, workload, counts, outcome)
-    routes = read_routes(folder / ROUTES_FILE)
+    routes: dict[str, int] = read_counts(folder / ROUTES_FILE)
     engines = [routes.get(str(i), 0) for i in range(len(workload.requests))]
     tables["requests"]["engine"] = np.array(engines, "i2")
     tables["memory"] = memory_table(samples, index, outcome)
@@ -108,7 +108,7 @@ def record(
         model=plan.setup.model,
         model_config=outcome.engine.get("model_config", {}),
         workload=workload.info,
-        core=_core(CoreInfo(name=plan.setup.core, settings=plan.setup.core_settings), state, worker_states),
+        core=CoreInfo.reported(plan.setup.core, plan.setup.core_settings, state, worker_states),
         engine=msgspec.structs.replace(
             _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(plan.setup.engine_args)),
             engines=max(1, len(engine_cores)),
@@ -166,29 +166,6 @@ def _core_notes(version: str, states: Sequence[CoreState]) -> list[str]:
     notes = list(dict.fromkeys(note for state in states for note in state["notes"]))
     about = unknown(version) if version else ""
     return notes if not about or any(note.startswith(about) for note in notes) else [about, *notes]
-
-
-def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreState]) -> CoreInfo:
-    """Return what EngineCore's core reported. A part counts as on only if all workers that report it have it on."""
-    if requested.name == "stock":
-        return requested
-    if not state:
-        return CoreInfo(
-            name=requested.name,
-            settings=requested.settings,
-            why="the engine did not say (probe off, or it died before a step)",
-        )
-    return CoreInfo(
-        name=requested.name,
-        settings=state["settings"] or requested.settings,
-        active=state["active"],
-        why=state["why"],
-        counters=state["counters"],
-        parts={
-            name: active and all(worker["parts"].get(name, True) for worker in workers)
-            for name, active in state["parts"].items()
-        },
-    )
 
 
 def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:

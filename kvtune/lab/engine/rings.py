@@ -7,7 +7,7 @@ migrated machine) has no valid duration: it is left out and counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import nan
 from operator import itemgetter
 from pathlib import Path
@@ -83,9 +83,12 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
             elif isinstance(record, Step):
                 steps.append((process, start_s, *_step_row(record)))
             elif isinstance(record, Collection):
-                collections.append((process, start_s, *_collection_row(record)))
+                times = (record.pause_ns / 1e3, record.cpu_ns / 1e3)
+                counts = (record.collected, record.uncollectable, record.line + 1)
+                collections.append((process, start_s, record.generation, *times, *counts))
             elif isinstance(record, PoolChange):
-                pool += [(process, start_s, *row) for row in _pool_rows(record)]
+                evicted, free = enumerate(record.evicted), record.free_blocks
+                pool += [(process, start_s, queue, count, free) for queue, count in evicted if count]
             elif isinstance(record, Recomputed):
                 causes = tables.computed_twice.setdefault(str(record.request), {})
                 for cause, tokens in record.causes.items():
@@ -115,37 +118,13 @@ def _step_row(step: Step) -> Row:
     )
 
 
-def _collection_row(collection: Collection) -> Row:
-    times = (collection.pause_ns / 1e3, collection.cpu_ns / 1e3)
-    return (
-        collection.generation,
-        *times,
-        collection.collected,
-        collection.uncollectable,
-        collection.line + 1,
-    )
-
-
-def _pool_rows(change: PoolChange) -> list[Row]:
-    return [(queue, count, change.free_blocks) for queue, count in enumerate(change.evicted) if count]
-
-
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
     """Return the samples of the measuring phase, including the one that was taken right after its end."""
     zero, end = outcome.start_ns, max(outcome.end_ns, outcome.sampled_ns)
     rows = [
-        (
-            index[s.pid],
-            (s.at_ns - zero) / 1e9,
-            s.rss_bytes,
-            s.uss_bytes,
-            s.cpu_s,
-            s.threads,
-            s.wait_s,
-            s.stopped,
-        )
-        for s in samples
-        if s.pid in index and zero and zero <= s.at_ns <= end
+        (index[pid], (at_ns - zero) / 1e9, *figures)
+        for pid, at_ns, *figures in map(astuple, samples)
+        if pid in index and zero and zero <= at_ns <= end
     ]
     return table_of_rows("memory", rows)
 
@@ -154,18 +133,9 @@ def devices_table(samples: Sequence[DeviceSample], outcome: HostOutcome) -> Tabl
     """Return a row for each sample of a GPU in the measuring phase."""
     zero, end = outcome.start_ns, outcome.end_ns
     rows = [
-        (
-            s.device,
-            (s.at_ns - zero) / 1e9,
-            s.busy_percent,
-            s.memory_bytes,
-            s.power_w,
-            s.clock_mhz,
-            s.pcie_sent_bytes_s,
-            s.pcie_received_bytes_s,
-        )
-        for s in samples
-        if zero and zero <= s.at_ns <= end
+        (device, (at_ns - zero) / 1e9, *figures)
+        for device, at_ns, *figures in map(astuple, samples)
+        if zero and zero <= at_ns <= end
     ]
     return table_of_rows("devices", rows)
 

@@ -100,12 +100,6 @@ def yama_scope() -> int | None:
         return None
 
 
-def _permission_hint() -> str:
-    if scope := yama_scope():
-        return f"kernel.yama.ptrace_scope is {scope}: `sysctl kernel.yama.ptrace_scope=0`, or run as root"
-    return "run as root or with CAP_SYS_PTRACE (in a container: --cap-add SYS_PTRACE), or leave out --stacks"
-
-
 @dataclass(slots=True)
 class Stacks:
     """Runs one py-spy for each sampled process."""
@@ -118,7 +112,10 @@ class Stacks:
         program = find_py_spy()
         why = refusal(program)
         if why or program is None:
-            raise KvtuneError(f"--stacks cannot sample other processes: {why}", _permission_hint())
+            hint = "run as root or with CAP_SYS_PTRACE (in a container: --cap-add SYS_PTRACE), or leave out --stacks"
+            if scope := yama_scope():
+                hint = f"kernel.yama.ptrace_scope is {scope}: `sysctl kernel.yama.ptrace_scope=0`, or run as root"
+            raise KvtuneError(f"--stacks cannot sample other processes: {why}", hint)
         return cls(program)
 
     def start(self, host_pid: int, folder: Path) -> None:

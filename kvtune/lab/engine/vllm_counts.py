@@ -80,20 +80,10 @@ class TierHits:
         output_processor.process_outputs = noting
 
 
-def read_routes(path: Path) -> dict[str, int]:
-    """Return the number of each request's engine; {} if there was only one engine."""
+def read_counts(path: Path) -> Any:
+    """Return what `Routes.write` (each request's engine) or `VllmCounts.write` wrote; {} if there is no such file."""
     try:
-        routes: dict[str, int] = json.loads(path.read_text())
-        return routes
-    except (OSError, ValueError):
-        return {}
-
-
-def read_counts(path: Path) -> Counts:
-    """Return what `VllmCounts.write` wrote; {} if there is no such file."""
-    try:
-        counts: Counts = json.loads(path.read_text())
-        return counts
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
 

@@ -175,19 +175,14 @@ def installed_for() -> Device:
 
 def check_engine() -> str:
     """Return the installed vLLM's version. KvtuneError if there is none or it is too old."""
-    installed = {}
-    for name in ENGINES:
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if not installed:
+    name = installed_engine()
+    if not name:
         raise KvtuneError(
             "vLLM is not installed",
             "`pip install 'kvtune[cuda]'` on an NVIDIA machine, `pip install 'kvtune[cpu]'` elsewhere",
             EXIT_USAGE,
         )
-    name, version = next(iter(installed.items()))
+    version = importlib.metadata.version(name)
     if is_too_old(version):
         raise KvtuneError(
             f"{name} {version} is too old for kvtune",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import re
 import traceback
@@ -85,8 +86,9 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
         ) from error
     except Exception as error:
         check_answered()
-        if not _raised_by_vllm(error):
-            raise
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__", "")).startswith("vllm."):
+            raise  # what the core has put in the place of vLLM's code
         raise KvtuneError(
             f"vLLM {installed_version()} does not start this model's engine: {type(error).__name__}: {_line(error)}",
             "its server does not start either: try another version of vLLM",
@@ -144,7 +146,7 @@ def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:
     from kvtune.lab.setup.resolve import resolve
 
     run_on(setup.platform)
-    _silence_vllm()
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # a simulator starts many engines
     look_at_models_here()
     platform, sim = setup.platform, setup.simulated
     resolved = resolve(setup.model, dummy=True, engine_args=setup.engine_args, platform=platform)
@@ -168,11 +170,10 @@ def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:
     check_answered()
     if sim.async_scheduling is not None:
         config.scheduler_config.async_scheduling = sim.async_scheduling
-        config.scheduler_config.scheduler_cls = (
-            None
-            if _is_vllms(config.scheduler_config.scheduler_cls)
-            else (config.scheduler_config.scheduler_cls)
-        )
+        named = config.scheduler_config.scheduler_cls
+        module = named if isinstance(named, str) else getattr(named, "__module__", "")
+        if str(module).startswith("vllm.v1.core.sched"):
+            config.scheduler_config.scheduler_cls = None
     _resize(setup, config, stages)
     return config, stages, layouts
 
@@ -261,11 +262,6 @@ def _resize(setup: Setup, config: VllmConfig, stages: Sequence[Stage]) -> None:
             stage.specs[name] = spec.copy_with_new_block_size(spec.block_size * wanted // now)
 
 
-def _is_vllms(scheduler: object) -> bool:
-    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
-    return bool(name) and str(name).startswith("vllm.v1.core.sched")
-
-
 def look_at_models_here() -> None:
     """Make vLLM inspect model classes in this process instead of in a child, which would import all of vLLM again.
 
@@ -279,19 +275,6 @@ def look_at_models_here() -> None:
     if hasattr(decorators, "_should_ignore_torch_compile"):
         STATE.patches.replace(PART, decorators, "_should_ignore_torch_compile", lambda model: True)
     STATE.patches.replace(PART, registry, "_run_in_subprocess", lambda inspect: inspect())
-
-
-def _silence_vllm() -> None:
-    """Hide the log of engine starts, as a simulator starts many engines."""
-    import logging
-
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-
-
-def _raised_by_vllm(error: BaseException) -> bool:
-    """Whether vLLM's own code raised this, and not what the core has put in its place."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__", "")).startswith("vllm.")
 
 
 def _line(error: BaseException) -> str:

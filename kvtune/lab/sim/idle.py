@@ -57,7 +57,8 @@ class Conversation:
         def counted(*args: Any, **options: Any) -> list[KVCacheBlock]:
             blocks: list[KVCacheBlock] = give(*args, **options)
             self._taken.update((block.block_id, block) for block in blocks)
-            self._most = max(self._most, sum(map(_in_use, self._taken.values())))
+            used = [b for b in self._taken.values() if b.ref_cnt > 0 or b.block_hash is not None]
+            self._most = max(self._most, len(used))
             return blocks
 
         self._pool.get_new_blocks = counted
@@ -156,7 +157,3 @@ def _spare(conversation: Conversation, first: Sent, again: Sent) -> int:
         if conversation.send().hit_tokens == again.hit_tokens:
             return number
     return 0
-
-
-def _in_use(block: KVCacheBlock) -> bool:
-    return block.ref_cnt > 0 or block.block_hash is not None

@@ -4,49 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.lab.sim.steps import ExecutedStep
-from kvtune.plugin.probe.offload import OffloadWatch
+from kvtune.plugin.probe.offload import offload_watch
 from kvtune.plugin.probe.pool import PoolWatch
 from kvtune.plugin.probe.preempted import Preempted
 from kvtune.plugin.probe.records import Copies
-from kvtune.plugin.vllm.offloading import has_tier
 from kvtune.plugin.vllm.types import Scheduler
 
-
-def _integers() -> array[int]:
-    return array("i")
-
-
-def _long_integers() -> array[int]:
-    return array("q")
-
-
-def _seconds() -> array[float]:
-    return array("d")
-
-
-@dataclass(frozen=True, slots=True)
-class StepColumns:
-    """One row per step; counts are those after scheduling."""
-
-    start_s: array[float] = field(default_factory=_seconds)
-    end_s: array[float] = field(default_factory=_seconds)
-    tokens: array[int] = field(default_factory=_integers)
-    prefill_tokens: array[int] = field(default_factory=_integers)
-    requests: array[int] = field(default_factory=_integers)
-    running: array[int] = field(default_factory=_integers)
-    waiting: array[int] = field(default_factory=_integers)
-    free_blocks: array[int] = field(default_factory=_integers)
-    context_tokens: array[int] = field(default_factory=_long_integers)
-    prefill_context_tokens: array[int] = field(default_factory=_long_integers)
-
-    def __len__(self) -> int:
-        return len(self.start_s)
+STEP_COLUMNS = (
+    *("t_s", "end_s", "scheduled_tokens", "prefill_tokens", "requests", "running", "waiting", "free_blocks"),
+    *("context_tokens", "prefill_context_tokens"),
+)
+"""What a row of `ReplayJournal.steps` has; counts are those after scheduling."""
 
 
 class ReplayJournal:
@@ -69,9 +42,10 @@ class ReplayJournal:
         self.output: NDArray[np.int64] = np.zeros(requests, "i8")
         self.preemptions: NDArray[np.int32] = np.zeros(requests, "i4")
         self.keeps_tokens, self.keeps_digests = token_rows, digests
-        self.token_request: array[int] = _integers()
-        self.token_s: array[float] = _seconds()
-        self.steps = StepColumns()
+        self.token_request: array[int] = array("i")
+        self.token_s: array[float] = array("d")
+        self.steps: array[float] = array("d")
+        """Rows of STEP_COLUMNS, one after the other."""
         self.digests: array[int] = array("L")
         self.pool: list[tuple[float, int, int, int]] = []
         """Rows: time in seconds, number of the eviction queue, evicted blocks, free blocks."""
@@ -79,27 +53,25 @@ class ReplayJournal:
         self.preempted = Preempted(scheduler)
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.queues = self._watch.queues
-        self.copies: list[Copies] | None = None
+        self._offload = offload_watch(scheduler.connector, lambda: round(now_s() * 1e9))
+        self.copies: list[Copies] | None = None if self._offload is None else []
         """Copies to and from the tier of host memory; None without a tier."""
-        self._offload: OffloadWatch | None = None
-        if has_tier(scheduler.connector):
-            self.copies = []
-            self._offload = OffloadWatch(scheduler.connector, lambda: round(now_s() * 1e9))
 
     def add_step(self, step: ExecutedStep, running: int, waiting: int, free_blocks: int) -> None:
         self.preempted.scheduled(step.scheduled)
         self.add_pool_changes(step.start_s, free_blocks)
-        columns = self.steps
-        columns.start_s.append(step.start_s)
-        columns.end_s.append(step.end_s)
-        columns.tokens.append(step.prefill_tokens + step.decodes)
-        columns.prefill_tokens.append(step.prefill_tokens)
-        columns.requests.append(step.requests)
-        columns.running.append(running)
-        columns.waiting.append(waiting)
-        columns.free_blocks.append(free_blocks)
-        columns.context_tokens.append(step.context_tokens)
-        columns.prefill_context_tokens.append(step.prefill_context_tokens)
+        self.steps.extend(
+            (
+                *(step.start_s, step.end_s, step.prefill_tokens + step.decodes, step.prefill_tokens),
+                *(step.requests, running, waiting, free_blocks),
+                *(step.context_tokens, step.prefill_context_tokens),
+            )
+        )
+
+    def add_steps(self, *columns: NDArray[np.float64] | NDArray[np.int64] | int) -> None:
+        """Add rows of several steps. `columns`: in the order of STEP_COLUMNS; a number is that of every step."""
+        rows = np.stack(np.broadcast_arrays(*columns), axis=1)
+        self.steps.frombytes(rows.astype("f8").tobytes())
 
     def add_tokens(self, index: int, count: int, at_s: float) -> None:
         """Add a row for each token that a request got in one step."""

@@ -161,28 +161,25 @@ class Replica:
         journal.add_step(step, len(scheduler.running), len(scheduler.waiting), free)
 
     def _check_for_stall(self, progressed: bool) -> None:
-        """After STALLED_STEPS idle steps, advance to the next event. Raise KvtuneError if there is no event."""
+        """After STALLED_STEPS idle steps, advance to the next event: an arrival, or the end of a copy.
+
+        Raise KvtuneError if there is no event.
+        """
         self._stalled_steps = 0 if progressed else self._stalled_steps + 1
         if self._stalled_steps <= STALLED_STEPS:
             return
-        due = self._next_event_s()
+        tier = self.engine.model_executor.tier
+        events = (self._client.next_time(), None if tier is None else tier.copies.next_end_s())
+        due = min((time_s for time_s in events if time_s is not None), default=None)
         if due is None or due <= self.clock.now_s:
+            waiting = next(iter(self.engine.scheduler.waiting), None)
+            name = "?" if waiting is None else self.workload.requests[int(waiting.request_id)].id
             raise KvtuneError(
-                f"request {self._first_waiting()} can never be scheduled: the pool is too small for it",
+                f"request {name} can never be scheduled: the pool is too small for it",
                 "give the engine more blocks, or a shorter workload",
             )
         self.clock.advance_to(due)
         self._stalled_steps = 0
-
-    def _next_event_s(self) -> float | None:
-        """Return the time of the next event: an arrival, or the end of a copy to or from host memory."""
-        tier = self.engine.model_executor.tier
-        times = (self._client.next_time(), None if tier is None else tier.copies.next_end_s())
-        return min((time_s for time_s in times if time_s is not None), default=None)
-
-    def _first_waiting(self) -> str:
-        request = next(iter(self.engine.scheduler.waiting), None)
-        return self.workload.requests[int(request.request_id)].id if request is not None else "?"
 
 
 class Pulse:

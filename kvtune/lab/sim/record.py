@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,11 +30,11 @@ from kvtune.data.run.types import (
     table_of,
     table_of_rows,
 )
+from kvtune.lab.engine.config import describe_engine, jsonable
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.engine_types import EngineCore
-from kvtune.lab.sim.journal import ReplayJournal, StepColumns
+from kvtune.lab.sim.journal import STEP_COLUMNS, ReplayJournal
 from kvtune.plugin.core.state import CoreState, merged
-from kvtune.plugin.vllm.types import VllmConfig
 from kvtune.requests.types import Workload
 
 
@@ -66,7 +67,7 @@ def record(
     requests = _requests(journals, workload, leave_s)
     tables = {
         "requests": requests,
-        "steps": _of_all("steps", [_steps(journal.steps) for journal in journals]),
+        "steps": _of_all("steps", [_steps(journal) for journal in journals]),
         "pool": _of_all(
             "pool", [table_of_rows("pool", [(0, *row) for row in journal.pool]) for journal in journals]
         ),
@@ -77,9 +78,12 @@ def record(
             [(0, each.start_ns / 1e9, *each.row()) for each in journal.copies or ()] for journal in journals
         ]
         tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
+    ends = tables["steps"]["t_s"] + tables["steps"]["step_us"] * 1e-6
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
-    engine, states = played[0].engine, [member.core for member in played]
+    engine, core = played[0].engine, merged([member.core for member in played])
+    facts = jsonable(describe_engine(engine.vllm_config))
+    model_config = facts.pop("model_config")
     extra = Extras(
         sim=Replay(
             steps=len(tables["steps"]["t_s"]),
@@ -102,10 +106,12 @@ def record(
         source="sim",
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=setup.model,
-        model_config=_model_config(engine.vllm_config),
+        model_config=model_config,
         workload=workload.info,
-        core=_core(setup, states),
-        engine=msgspec.structs.replace(_engine(engine, setup, journals[0].queues), engines=len(played)),
+        core=CoreInfo.reported(setup.core, setup.core_settings, core),
+        engine=msgspec.structs.replace(
+            _engine(facts, engine, setup, journals[0].queues), engines=len(played)
+        ),
         processes=[
             ProcessInfo(
                 pid=1 + rank,
@@ -115,7 +121,9 @@ def record(
             for rank in range(len(played))
         ],
         valid=_validity(setup),
-        wall_s=_measured_s(tables["steps"], now_s, why),
+        wall_s=min(now_s, float(ends.max(initial=0.0)))
+        if why
+        else now_s,  # up to the last step if it ended early
         startup_s=startup_s,
         engine_counters={
             "finished": int(finished.sum()),
@@ -124,7 +132,7 @@ def record(
             "prompt_tokens": int(requests["prompt_tokens"][finished].sum()),
             "generation_tokens": int(requests["output_tokens"].sum()),
         },
-        notes=_notes(setup, states),
+        notes=core["notes"] if setup.core == "kvtune" and core is not None else [],
         extra=extra,
     )
     return Run(header, tables)
@@ -137,12 +145,6 @@ def _computed_twice(journals: Sequence[ReplayJournal]) -> dict[str, dict[str, in
         journal.preempted.close()
         twice |= journal.preempted.twice
     return {row: twice[row] for row in sorted(twice, key=int)}
-
-
-def _measured_s(steps: Table, now_s: float, why: str) -> float:
-    """Return the run's length in seconds, up to the last step if the replay ended early."""
-    ends = steps["t_s"] + steps["step_us"] * 1e-6
-    return min(now_s, float(ends.max(initial=0.0))) if why else now_s
 
 
 def _requests(journals: Sequence[ReplayJournal], workload: Workload, leave_s: float) -> Table:
@@ -207,50 +209,19 @@ def _tokens(journal: ReplayJournal, leave_s: float) -> Table:
     }
 
 
-def _steps(columns: StepColumns) -> Table:
+def _steps(journal: ReplayJournal) -> Table:
     """Return the steps table. The simulated host takes no time: execution fills each step, the host's columns are 0."""
-    if not len(columns):
-        return empty_table("steps")
-    start = np.array(columns.start_s)
-    duration_us = (np.array(columns.end_s) - start) * 1e6
-    table = {
-        "t_s": start,
-        "step_us": duration_us,
-        "execute_us": duration_us,
-        "scheduled_tokens": np.array(columns.tokens),
-        "prefill_tokens": np.array(columns.prefill_tokens),
-        "requests": np.array(columns.requests),
-        "running": np.array(columns.running),
-        "waiting": np.array(columns.waiting),
-        "free_blocks": np.array(columns.free_blocks),
-        "context_tokens": np.array(columns.context_tokens),
-        "prefill_context_tokens": np.array(columns.prefill_context_tokens),
-        "wait_us": np.full(len(start), np.nan),
-        "device_us": duration_us,
-    }
-    return table_of("steps", table)
+    rows = np.frombuffer(journal.steps).reshape(-1, len(STEP_COLUMNS))
+    columns = dict(zip(STEP_COLUMNS, rows.T, strict=True))
+    duration_us = (columns["end_s"] - columns["t_s"]) * 1e6
+    waits_us = np.full(len(rows), np.nan)
+    times = {"step_us": duration_us, "execute_us": duration_us, "wait_us": waits_us, "device_us": duration_us}
+    return table_of("steps", columns | times)
 
 
-def _core(setup: Setup, states: Sequence[CoreState]) -> CoreInfo:
-    core = merged(states)
-    if setup.core == "stock" or core is None:
-        return CoreInfo(name="stock", settings=setup.core_settings)
-    return CoreInfo(
-        name="kvtune",
-        settings=core["settings"] or setup.core_settings,
-        active=bool(core["active"]),
-        why=str(core["why"]),
-        counters={name: int(value) for name, value in core["counters"].items()},
-        parts=core["parts"],
-    )
-
-
-def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
-    from kvtune.lab.engine.config import describe_engine
+def _engine(facts: dict[str, Any], engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
     from kvtune.plugin.probe.describe import describe_cache
 
-    facts = describe_engine(engine.vllm_config)
-    facts.pop("model_config", None)
     where = str(facts["device_name"] or facts["device"])
     if setup.platform is not None:
         where = setup.platform.title
@@ -259,21 +230,14 @@ def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineIn
         **describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs()),
         "tiers": list(queues),
     }
-    plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(setup.engine_args), frozenset(setup.from_recipe), where)
     if setup.by_memory:
         decided["num_blocks"] = BY_MEMORY
     info = msgspec.convert(
-        {**plain, "args": without_secrets(setup.engine_args), "origins": decided}, EngineInfo
+        {**facts, "executor": "sim", "args": without_secrets(setup.engine_args), "origins": decided},
+        EngineInfo,
     )
     return info.with_cache(cache)
-
-
-def _model_config(vllm_config: VllmConfig) -> dict[str, object]:
-    config = vllm_config.model_config.hf_config
-    fields = config.to_dict() if hasattr(config, "to_dict") else {}
-    plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str))
-    return plain
 
 
 def _validity(setup: Setup) -> Validity:
@@ -295,8 +259,3 @@ def _validity(setup: Setup) -> Validity:
         f"{cost.held_out_share:.0%} off on steps it was not fitted to, {cost.unexplained_share:.0%} of the time in "
         f"flight not explained, {cost.steps} steps)",
     )
-
-
-def _notes(setup: Setup, states: Sequence[CoreState]) -> list[str]:
-    core = merged(states)
-    return core["notes"] if setup.core == "kvtune" and core is not None else []

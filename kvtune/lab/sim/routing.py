@@ -14,7 +14,6 @@ import msgspec
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.run.extras import GIVEN, MOST_REPLICAS, ROUTERS, FleetInfo, OtherRouting, Router
 from kvtune.data.run.types import Run, hits_of
-from kvtune.lab.device.cost import StepCost
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.simulators import Simulators
 from kvtune.lab.sim.worker import Report
@@ -99,11 +98,9 @@ def one_cache(setup: Setup, run: Run) -> Setup:
         "max_num_batched_tokens": engine.settings.get("max_num_batched_tokens"),
     }
     larger = setup.with_flags(**{name: count * int(size) for name, size in sizes.items() if size})
-    return larger.replayed(replicas=1, router="", routed=[], cost=_as_fast_as(count, setup.simulated.cost))
-
-
-def _as_fast_as(devices: int, cost: StepCost) -> StepCost:
-    return msgspec.structs.replace(cost, **{name: getattr(cost, name) / devices for name in STEP_TIMES})
+    cost = setup.simulated.cost
+    times = {name: getattr(cost, name) / count for name in STEP_TIMES}
+    return larger.replayed(replicas=1, router="", routed=[], cost=msgspec.structs.replace(cost, **times))
 
 
 def _other(router: str, outcome: Run | KvtuneError) -> OtherRouting:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
 from kvtune.plugin.core import state
 from kvtune.plugin.probe.gc import CollectorProbe, Heap, collector_kind
@@ -20,6 +21,10 @@ from kvtune.plugin.probe.ring import Ring
 from kvtune.plugin.probe.status import Status, role
 from kvtune.plugin.probe.steps import StepProbe
 from kvtune.plugin.vllm.types import EngineCore, Scheduler
+
+if TYPE_CHECKING:
+    from kvtune.plugin.probe.objects.census import Census
+    from kvtune.plugin.probe.objects.sites import Sites
 
 STATUS_EVERY_S = 1.0
 STATUS_POLL_S = 0.1
@@ -84,13 +89,7 @@ class Instruments:
         collector, steps = self.collector, self.steps
         reasons = {"gc": collector.failed if collector else "", "steps": steps.failed if steps else ""}
         if steps is not None:
-            reasons |= {
-                "step_sites": steps.sampler_failed,
-                "pool": steps.pool_failed,
-                "offload": steps.offload_failed,
-                "preempted": steps.preempted_failed,
-                "wait": steps.wait_failed,
-            }
+            reasons |= steps.disabled
         if collector is not None:
             reasons |= collector.failed_listeners
         return {name: why for name, why in (reasons | self._failed).items() if why}
@@ -141,44 +140,35 @@ class Instruments:
                 f"this Python's collector is {kind}: its young list is not what was allocated last"
             )
             return
-        savers: list[Action] = []
-        limits: list[Action] = []
         try:
             if level == "types":
                 from kvtune.plugin.probe.objects.census import Census
 
-                census = Census(self.folder, phase)
-                collector.listeners.append(census)
-                savers.append(census.save)
-            if level == "sites":
+                counts: Census | Sites = Census(self.folder, phase)
+            else:
                 from kvtune.plugin.probe.objects.sites import Sites
 
-                sites = Sites(self.folder, phase)
-                collector.listeners.append(sites)
-                savers.append(sites.save)
-                limits.append(sites.expire)
+                counts = Sites(self.folder, phase)
         except Exception as error:
             self._failed[level] = f"{type(error).__name__}: {error}"
             return
-        _thread.start_new_thread(self._keep_counts, (phase, savers, limits))
+        collector.listeners.append(counts)
+        _thread.start_new_thread(self._keep_counts, (phase, counts))
 
-    def _keep_counts(self, phase: Phase, savers: list[Action], limits: list[Action]) -> None:
+    def _keep_counts(self, phase: Phase, counts: Census | Sites) -> None:
         """Save the counts about once a second, and once more when the run is over. Runs in its own thread."""
         due = 0.0
         while phase.now != OVER:
             sleep(WATCH_EVERY_S)
-            for limit in limits:
-                limit()
+            counts.expire()
             if phase.now != STARTING and monotonic() > due:
-                for save in savers:
-                    with contextlib.suppress(RuntimeError):  # mutated during save; retried at the next tick
-                        save()
+                with contextlib.suppress(RuntimeError):  # mutated during save; retried at the next tick
+                    counts.save()
                 due = monotonic() + SAVE_EVERY_S
-        for save in savers:
-            try:
-                save()
-            except Exception as error:
-                self._failed[self.level] = f"{type(error).__name__}: {error}"
+        try:
+            counts.save()
+        except Exception as error:
+            self._failed[self.level] = f"{type(error).__name__}: {error}"
         self.status.due = True
 
     def _keep_status(self, phase: Phase) -> None:

@@ -18,6 +18,7 @@ from kvtune.plugin.vllm.offloading import (
     ReqContext,
     Request,
     SchedulerSide,
+    has_tier,
 )
 from kvtune.plugin.vllm.types import VllmConfig
 
@@ -152,3 +153,8 @@ class OffloadWatch:
         )
         self._start()
         return copies
+
+
+def offload_watch(connector: object, now_ns: Callable[[], int]) -> OffloadWatch | None:
+    """Return what counts the copies of a scheduler's connector; None if it is no tier of host memory."""
+    return OffloadWatch(connector, now_ns) if has_tier(connector) else None

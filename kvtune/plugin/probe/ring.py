@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kvtune.plugin.probe.records import VALUES, AnyRecord, Record, unpack
+from kvtune.plugin.probe.records import BODY, KINDS, AnyRecord, Record
 
-MAGIC = b"KVTRING1"
+MAGIC = b"KVTRING2"
 HEADER = 4096
-RECORD = struct.Struct(f"<HHi{VALUES}qQ")  # the record's fields, then its sequence number + 1
+RECORD = struct.Struct(f"<B{BODY}sQ")  # the kind, the fields, and the sequence number + 1
 SIZE = RECORD.size
 DEFAULT_BYTES = 24 << 20
 Kind = TypeVar("Kind")
@@ -51,7 +51,7 @@ class Ring:
 
     def write(self, record: Record) -> None:
         n = self._next()
-        self._pack(self._map, HEADER + (n % self._capacity) * SIZE, *record.pack(), n + 1)
+        self._pack(self._map, HEADER + (n % self._capacity) * SIZE, record.kind, record.pack(), n + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ def read_ring(path: Path) -> Records:
     _, size, pid, capacity, _ = _HEAD.unpack_from(raw, 0)
     if size != SIZE:
         raise ValueError(f"{path} has records of {size} bytes, this kvtune reads {SIZE}")
-    numbered: list[tuple[int, tuple[int, ...]]] = []
-    body = memoryview(raw)[HEADER : HEADER + capacity * SIZE]
-    for slot, fields in enumerate(RECORD.iter_unpack(body)):
-        sequence = fields[-1]
+    numbered: list[tuple[int, int, bytes]] = []
+    slots = memoryview(raw)[HEADER : HEADER + capacity * SIZE]
+    for slot, (kind, body, sequence) in enumerate(RECORD.iter_unpack(slots)):
         if sequence and (sequence - 1) % capacity == slot:
-            numbered.append((sequence, fields[:-1]))
+            numbered.append((sequence, kind, body))
     numbered.sort()
     written = numbered[-1][0] if numbered else 0
-    rows = [record for _, fields in numbered if (record := unpack(fields)) is not None]
+    # A kind that this version does not know is skipped.
+    rows = [KINDS[kind].unpack(body) for _, kind, body in numbered if kind in KINDS]
     return Records(pid, rows, max(0, written - len(numbered)))

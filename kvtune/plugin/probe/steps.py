@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from gc import get_count
 from threading import get_ident
 from time import monotonic_ns, thread_time_ns
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvtune.plugin.probe.gc import CollectorProbe
-from kvtune.plugin.probe.offload import OffloadWatch
+from kvtune.plugin.probe.offload import OffloadWatch, offload_watch
 from kvtune.plugin.probe.pool import PoolWatch
 from kvtune.plugin.probe.preempted import Preempted
 from kvtune.plugin.probe.records import Digest, PoolChange, Recomputed, Step
 from kvtune.plugin.probe.ring import Ring
 from kvtune.plugin.probe.work import Work, WorkFollower, digest
-from kvtune.plugin.vllm.offloading import has_tier
 from kvtune.plugin.vllm.types import EngineCore, Outputs, Scheduler, SchedulerOutput
 from kvtune.plugin.vllm.waits import Future, watch_waits
+
+Made = TypeVar("Made")
 
 
 class StepSampler(Protocol):
@@ -68,8 +69,9 @@ class StepProbe:
         self._ring = ring
         self._collector = collector if collector is not None else CollectorProbe(ring)
         self._digests = digests
-        self.failed = self.sampler_failed = self.pool_failed = self.wait_failed = self.offload_failed = ""
-        self.preempted_failed = ""
+        self.failed = ""
+        self.disabled: dict[str, str] = {}
+        """Why others of its instruments do not run, by name."""
         self.preempted: Preempted | None = None
         self.pool: PoolWatch | None = None
         self.offload: OffloadWatch | None = None
@@ -88,19 +90,9 @@ class StepProbe:
     def wrap_scheduler(self, scheduler: Scheduler) -> None:
         """Wrap methods of the object, not the class, so that a second engine here is not measured twice."""
         self._scheduler = scheduler
-        try:
-            self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
-        except Exception as error:
-            self.pool_failed = f"{type(error).__name__}: {error}"
-        try:
-            if has_tier(scheduler.connector):
-                self.offload = OffloadWatch(scheduler.connector, monotonic_ns)
-        except Exception as error:
-            self.offload_failed = f"{type(error).__name__}: {error}"
-        try:
-            self.preempted = Preempted(scheduler, strict=False)
-        except Exception as error:
-            self.preempted_failed = f"{type(error).__name__}: {error}"
+        self.pool = self._made("pool", lambda: PoolWatch(scheduler.kv_cache_manager.block_pool))
+        self.offload = self._made("offload", lambda: offload_watch(scheduler.connector, monotonic_ns))
+        self.preempted = self._made("preempted", lambda: Preempted(scheduler, strict=False))
         # The class is looked up at each call: the core may change it later. A test may already wrap this object.
         kind, collector = type, self._collector
         audited = vars(scheduler).get("update_from_output")
@@ -147,6 +139,14 @@ class StepProbe:
         scheduler.schedule = timed_schedule
         scheduler.update_from_output = timed_update
 
+    def _made(self, name: str, make: Callable[[], Made]) -> Made | None:
+        """Return what `make` does; None if it raises."""
+        try:
+            return make()
+        except Exception as error:
+            self.disabled[name] = f"{type(error).__name__}: {error}"
+            return None
+
     def _note_preempted(self, preempted: Preempted, output: SchedulerOutput | None = None) -> None:
         """Note which preempted requests go on in a scheduled batch; without one, what those that ended computed twice.
 
@@ -163,7 +163,7 @@ class StepProbe:
         except Exception as error:
             preempted.stop(error)
         if preempted.failed:
-            self.preempted, self.preempted_failed = None, preempted.failed
+            self.preempted, self.disabled["preempted"] = None, preempted.failed
 
     def wrap_loop(self, step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
         """Wrap `EngineCoreProc._process_engine_step`: the result is the same, and records are written."""
@@ -225,10 +225,7 @@ class StepProbe:
                 waited = monotonic_ns() - start
                 self._turns.wait_ns += waited - (collector.paused_ns.get(thread, 0) - paused)
 
-        try:
-            watch_waits(executor, timed_wait)
-        except Exception as error:
-            self.wait_failed = f"{type(error).__name__}: {error}"
+        self._made("wait", lambda: watch_waits(executor, timed_wait))
 
     def _notify(self, moment: str) -> None:
         """Call the sampler; a sampler that raises is removed."""
@@ -236,7 +233,7 @@ class StepProbe:
             getattr(self.sampler, moment)()
         except Exception as error:
             self.sampler = None
-            self.sampler_failed = f"{type(error).__name__}: {error}"
+            self.disabled["step_sites"] = f"{type(error).__name__}: {error}"
 
     def _record(self, scheduler: Scheduler, batch: Batch, queued: bool) -> None:
         turns, work = self._turns, batch.work
@@ -253,7 +250,7 @@ class StepProbe:
                 if queued
                 else max(0, self._done_ns - batch.given_ns),
                 update_ns=turns.update_ns,
-                wait_ns=-1 if self.wait_failed else turns.wait_ns,
+                wait_ns=-1 if "wait" in self.disabled else turns.wait_ns,
                 device_ns=self._done_ns - max(batch.given_ns, self._before_ns),
                 cpu_ns=turns.cpu_ns,
                 scheduled_tokens=work.scheduled,

@@ -205,8 +205,10 @@ class Analyst:
                     )
                     pending.why = f"it was rendered to {counts}"
                     self.judging.missed()
-            if begun and pending.requests:
-                self.judging.dropped([request], computed=True) if pending.why else self.judging.ended(request)
+            if begun and pending.requests and pending.why:
+                self.judging.dropped([request], computed=True)
+            elif begun and pending.requests:
+                self.judging.ended(request)
         late_s = self.judging.late_s if good else 0.0
         finish = partial(self._finish, pending, shown, ended, answer.error)
         self._ending.append((time.monotonic() + late_s, ended.number, finish))

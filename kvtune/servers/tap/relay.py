@@ -49,8 +49,10 @@ class Target:
     @property
     def host_field(self) -> str:
         """The Host field that a TLS server needs; "": the client's stays."""
+        if self.tls is None:
+            return ""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return "" if self.tls is None else host if self.port == 443 else f"{host}:{self.port}"
+        return host if self.port == 443 else f"{host}:{self.port}"
 
 
 def target_of(base: str, insecure: bool = False) -> Target:

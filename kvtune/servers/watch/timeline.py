@@ -196,8 +196,9 @@ def _row(before: tuple[Scrape, Mark, int], after: tuple[Scrape, Mark, int], lost
         counts["answered"] + gauges["running"] + gauges["waiting"] - old["running"] - old["waiting"]
     )
     still = counts["output_tokens"] == 0 and not anew and old["running"] > 0 and gauges["running"] > 0
-    unknown = isnan(counts["output_tokens"] + old["running"] + gauges["running"])
-    counts["stalled_s"] = nan if unknown else last.at - first.at if still else 0.0
+    counts["stalled_s"] = last.at - first.at if still else 0.0
+    if isnan(counts["output_tokens"] + old["running"] + gauges["running"]):
+        counts["stalled_s"] = nan
     return Row(
         first.at,
         last.at,

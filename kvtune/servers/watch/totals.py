@@ -245,7 +245,9 @@ class Totals(Counts):
             self._give("tails", tails)
             if before.idle:
                 self._give("aborted", silent - tails)
-        over = self._marks[-1] if settled else before if before.idle else late
+        over = before if before.idle else late
+        if settled:
+            over = self._marks[-1]
         for cause in RECOMPUTED:
             most = over.came - self._taken.total() if over is not None else 0
             self.recomputed += self._take(cause, came, most)

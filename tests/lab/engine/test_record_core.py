@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvtune.data.run.types import CoreInfo
-from kvtune.lab.engine.record import _core, _core_notes
+from kvtune.lab.engine.record import _core_notes
 from kvtune.plugin.core.state import CoreState
 from kvtune.reading.report.banners import banners
 from tests.golden.synthetic import rounds_run
-
-REQUESTED = CoreInfo(name="kvtune", settings={"packed": True})
 
 
 def state(parts: dict[str, bool], notes: list[str]) -> CoreState:
@@ -30,7 +28,7 @@ ENGINE = state({"packed": True, "pool": True}, ["a"])
 
 @pytest.mark.parametrize(("worker", "in_force"), [(True, True), (False, False)])
 def test_blocks_are_packed_if_engine_core_and_workers_report_it(worker: bool, in_force: bool) -> None:
-    core = _core(REQUESTED, ENGINE, [state({"packed": True}, []), state({"packed": worker}, [])])
+    core = CoreInfo.reported("kvtune", {"packed": True}, ENGINE, [state({"packed": True}, []), state({"packed": worker}, [])])
     assert core.parts == {"packed": in_force, "pool": True} and core.active
 
 

@@ -22,9 +22,7 @@ PACKAGES = ("cache", "policies", "steps", "tokens", "outputs")
 COMMITS = {
     "SteadyDecode._commit": "adds 1 to counters of requests that were checked, and takes what vLLM hands over",
     "SteadyUpdate._append": "appends tokens that were checked, and has vLLM hash full blocks",
-    "Planned.put": "the next two",
-    "_put_one_each": "appends tokens that were checked; vLLM's detokenizer reads them",
-    "_put_chunks": "vLLM's detokenizer reads tokens that were checked",
+    "Planned.put": "appends tokens that were checked; vLLM's detokenizer reads them",
     "EngineRows.learn": "the message has the only copy of which slot is whose",
     "EngineRows.name": "the same",
     "EngineRows.__init__": "the same",

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from struct import Struct
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -66,9 +68,9 @@ def test_fewer_queues_than_a_record_holds_are_filled_up_with_zeros(tmp_path: Pat
 
 
 def test_a_kind_that_this_version_does_not_know_is_skipped_and_not_lost(tmp_path: Path) -> None:
-    class Newer:
-        def pack(self) -> tuple[int, ...]:
-            return (99, *range(16))
+    class Newer(Record, frozen=True):
+        kind: ClassVar = 99
+        layout: ClassVar = Struct("<")
 
     ring = Ring(tmp_path / "r", 4 * SIZE)
     ring.write(Newer())

@@ -62,7 +62,7 @@ def test_a_pool_that_cannot_be_watched_costs_no_step(probe: StepProbe, tmp_path:
     engine = Engine(Scheduler())
     probe.wrap_scheduler(engine.scheduler)
     probe.wrap_loop(Engine.step)(engine)
-    assert "free_block_queue" in probe.pool_failed and probe.failed == ""
+    assert "free_block_queue" in probe.disabled["pool"] and probe.failed == ""
     assert [type(row) for row in read_ring(tmp_path / "ring").rows] == [Step]
 
 
@@ -247,5 +247,5 @@ def test_a_scheduler_whose_preemptions_cannot_be_followed_goes_on(probe: StepPro
     loop = probe.wrap_loop(Engine.step)
     assert loop(engine) and loop(engine)
     assert engine.scheduler.left == ["7-ab", "7-ab"] and probe.failed == ""
-    assert "find_longest_cache_hit" in probe.preempted_failed and probe.preempted is None
+    assert "find_longest_cache_hit" in probe.disabled["preempted"] and probe.preempted is None
     assert [type(row) for row in read_ring(tmp_path / "ring").rows] == [Step, Step]

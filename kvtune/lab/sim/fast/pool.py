@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
@@ -29,47 +29,49 @@ Found = tuple[tuple[list[KVCacheBlock], ...], int]
 """The cached blocks of each group, and how many tokens they hold."""
 
 
+class Lookup(NamedTuple):
+    """What vLLM asks of a manager's `find_longest_cache_hit`."""
+
+    block_hashes: Sequence[bytes]
+    max_length: int
+    kv_cache_group_ids: list[int]
+    block_pool: types.BlockPool
+    kv_cache_spec: KVCacheSpec
+    drop_eagle_block: bool
+    alignment_tokens: int
+    dcp_world_size: int = 1
+    pcp_world_size: int = 1
+
+
 class QuickGroup(FullAttentionManager):  # type: ignore[misc]
     """vLLM's manager of a group of full attention, with an inlined search for a prompt's cached blocks."""
 
     @classmethod
-    def find_longest_cache_hit(
-        cls,
-        block_hashes: Sequence[bytes],
-        max_length: int,
-        kv_cache_group_ids: list[int],
-        block_pool: types.BlockPool,
-        kv_cache_spec: KVCacheSpec,
-        drop_eagle_block: bool,
-        alignment_tokens: int,
-        **parallel: int,
-    ) -> Found:
-        size = kv_cache_spec.block_size
+    def find_longest_cache_hit(cls, **asked: Any) -> Found:
+        lookup = Lookup(**asked)
+        hashes, pool, size = lookup.block_hashes, lookup.block_pool, lookup.kv_cache_spec.block_size
         if (
-            not isinstance(block_hashes, BlockHashes)
-            or not _is_quick(block_pool, size)
-            or alignment_tokens < size
-            or parallel.get("dcp_world_size", 1) > 1
+            not isinstance(hashes, BlockHashes)
+            or not _is_quick(pool, size)
+            or lookup.alignment_tokens < size
+            or lookup.dcp_world_size > 1
         ):
-            if isinstance(block_pool, RunPool):
-                block_pool.dissolve()
-            call = (block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec)
-            return super().find_longest_cache_hit(  # type: ignore[no-any-return]
-                *call, drop_eagle_block, alignment_tokens, **parallel
-            )
-        count = min(max_length // size, len(block_hashes))
+            if isinstance(pool, RunPool):
+                pool.dissolve()
+            return super().find_longest_cache_hit(**asked)  # type: ignore[no-any-return]
+        count = min(lookup.max_length // size, len(hashes))
         groups: list[list[KVCacheBlock]] = []
-        for group in kv_cache_group_ids:
-            keys = block_hashes.chain.keys(group)
-            if isinstance(block_pool, RunPool) and group in block_pool.groups:
-                groups.append(block_pool.find(keys, count))
+        for group in lookup.kv_cache_group_ids:
+            keys = hashes.chain.keys(group)
+            if isinstance(pool, RunPool) and group in pool.groups:
+                groups.append(pool.find(keys, count))
             else:
-                groups.append(_cached(block_pool, islice(keys, count)))
+                groups.append(_cached(pool, islice(keys, count)))
             count = len(groups[-1])
         tokens = count * size
-        if drop_eagle_block and tokens:
+        if lookup.drop_eagle_block and tokens:
             tokens -= size
-        tokens -= tokens % alignment_tokens
+        tokens -= tokens % lookup.alignment_tokens
         for blocks in groups:
             del blocks[-(-tokens // size) :]
         return tuple(groups), tokens
@@ -100,36 +102,20 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
     """vLLM's manager of a group of sliding windows, with an inlined search."""
 
     @classmethod
-    def find_longest_cache_hit(
-        cls,
-        block_hashes: Sequence[bytes],
-        max_length: int,
-        kv_cache_group_ids: list[int],
-        block_pool: types.BlockPool,
-        kv_cache_spec: KVCacheSpec,
-        drop_eagle_block: bool,
-        alignment_tokens: int,
-        **parallel: int,
-    ) -> Found:
-        size = kv_cache_spec.block_size
-        if (
-            not isinstance(kv_cache_spec, SlidingWindowSpec)
-            or not _is_quick(block_pool, size)
-            or alignment_tokens % size
-        ):
-            call = (block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec)
-            return super().find_longest_cache_hit(  # type: ignore[no-any-return]
-                *call, drop_eagle_block, alignment_tokens, **parallel
-            )
-        need = max(1, cls._contiguous_blocks_for_hit(kv_cache_spec.sliding_window, size, drop_eagle_block))
-        every, dropped = alignment_tokens // size, int(drop_eagle_block)
-        cached = block_pool.cached_block_hash_to_block._cache
-        suffixes = [group.to_bytes(4, "big") for group in kv_cache_group_ids]
+    def find_longest_cache_hit(cls, **asked: Any) -> Found:
+        hashes, max_length, groups, pool, spec, drops, alignment, *_ = Lookup(**asked)
+        size = spec.block_size
+        if not isinstance(spec, SlidingWindowSpec) or not _is_quick(pool, size) or alignment % size:
+            return super().find_longest_cache_hit(**asked)  # type: ignore[no-any-return]
+        need = max(1, cls._contiguous_blocks_for_hit(spec.sliding_window, size, drops))
+        every, dropped = alignment // size, int(drops)
+        cached = pool.cached_block_hash_to_block._cache
+        suffixes = [group.to_bytes(4, "big") for group in groups]
         first, others = suffixes[0], suffixes[1:]
         run, index = 0, max_length // size
         while index and run < need:
             index -= 1
-            block_hash = block_hashes[index]
+            block_hash = hashes[index]
             if block_hash + first not in cached or any(block_hash + other not in cached for other in others):
                 run = 0
             elif run or (index + 1 - dropped) % every == 0:
@@ -140,11 +126,23 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
         if dropped and count:
             count -= 1
             count -= count % every
-        groups = []
+        found = []
         for suffix in suffixes:
-            keys = (block_hash + suffix for block_hash in block_hashes[index:count])
-            groups.append([block_pool.null_block] * min(index, count) + _cached(block_pool, keys))
-        return tuple(groups), count * size
+            keys = (block_hash + suffix for block_hash in hashes[index:count])
+            found.append([pool.null_block] * min(index, count) + _cached(pool, keys))
+        return tuple(found), count * size
+
+    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
+        """Free these blocks, the last first, up to one that was freed before."""
+        blocks, null = self.req_to_blocks.get(request_id, []), self._null_block
+        freed = []
+        for index in range(min(last_block, len(blocks)) - 1, first_block - 1, -1):
+            if blocks[index] is null:
+                break
+            freed.append(blocks[index])
+            blocks[index] = null
+        if freed:
+            self.block_pool.free_blocks(freed)
 
     def free(self, request_id: str) -> None:
         """Free the blocks after the null blocks of what the window has left, the last first."""

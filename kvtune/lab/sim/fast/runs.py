@@ -28,8 +28,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.lab.sim.chains import BlockHashes
-from kvtune.plugin.core.cache.quick import QuickPool
-from kvtune.plugin.vllm.types import Request
+from kvtune.plugin.core.cache.quick import Filled, QuickPool
 
 IN_RUN = -1
 """The reference count of a block whose run knows it."""
@@ -262,17 +261,10 @@ class RunPool(QuickPool):
         if held:
             self.held[holder] = held
 
-    def cache_full_blocks(
-        self,
-        request: Request,
-        blocks: list[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        block_size: int,
-        kv_cache_group_id: int,
-        block_mask: list[bool] | None = None,
-    ) -> None:
-        hashes, group, first = request.block_hashes, kv_cache_group_id, num_cached_blocks
+    def cache_full_blocks(self, *args: Any, **named: Any) -> None:
+        filled = Filled(*args, **named)
+        request, blocks, first, num_full_blocks, block_size, group, block_mask = filled
+        hashes = request.block_hashes
         if block_mask is None and group in self.groups and type(hashes) is BlockHashes and not self.unusual():
             cached = self.cached_block_hash_to_block._cache
             new = blocks[first:num_full_blocks]
@@ -290,8 +282,7 @@ class RunPool(QuickPool):
                 if twice < len(new):
                     self.cache_new((group, request.request_id), first + twice, new[twice:], keys[twice:])
                 return
-        call = (request, blocks, first, num_full_blocks, block_size, group, block_mask)
-        QuickPool.cache_full_blocks(self, *call)
+        QuickPool.cache_full_blocks(self, *filled)
 
     def cache_new(self, holder: Holder, first: int, new: list[KVCacheBlock], keys: Sequence[bytes]) -> None:
         """Give a request's blocks from `first` on these keys, which no block has, and a run."""

@@ -12,7 +12,6 @@ Where the order of a stride's blocks does not matter, it leaps: they are dealt a
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -164,18 +163,9 @@ class StrideStepper:
         if journal.keeps_tokens:
             journal.token_request.frombytes(np.tile(indexes.astype("i4"), taken).tobytes())
             journal.token_s.frombytes(np.repeat(answers, count).tobytes())
-        steps = journal.steps
-        steps.start_s.frombytes(times.starts[:taken].tobytes())
-        steps.end_s.frombytes(ends.tobytes())
-        counts = array("i", [count]) * taken
-        steps.tokens.extend(counts)
-        steps.requests.extend(counts)
-        steps.prefill_tokens.extend(array("i", [0]) * taken)
-        steps.running.extend(array("i", [len(scheduler.running)]) * taken)
-        steps.waiting.extend(array("i", [len(scheduler.waiting)]) * taken)
-        steps.free_blocks.frombytes(free.astype("i4").tobytes())
-        steps.context_tokens.extend(array("q", range(context, context + taken * count, count)))
-        steps.prefill_context_tokens.extend(array("q", [0]) * taken)
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        contexts = context + count * np.arange(taken)
+        journal.add_steps(times.starts[:taken], ends, count, 0, count, running, waiting, free, contexts, 0)
         journal.jumps += 1
         journal.jumped_steps += taken
 

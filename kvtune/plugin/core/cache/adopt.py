@@ -99,12 +99,12 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
 
 def _left_to_stock(groups: Sequence[GroupManager], reasons: Mapping[int, str]) -> list[str]:
     """Return a note for each kind of window that vLLM's own code goes on to handle, with the reason."""
-    left = [
-        f"pinning: windows of {window} tokens stay as vLLM keeps them: {reasons[group.kv_cache_group_id]}"
-        for group in groups
-        if (window := getattr(group, "sliding_window", None)) and reasons[group.kv_cache_group_id]
-    ]
-    return list(dict.fromkeys(left))
+    left: dict[str, None] = {}
+    for group in groups:
+        window, why = getattr(group, "sliding_window", None), reasons[group.kv_cache_group_id]
+        if window and why:
+            left[f"pinning: windows of {window} tokens stay as vLLM keeps them: {why}"] = None
+    return list(left)
 
 
 def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> str:

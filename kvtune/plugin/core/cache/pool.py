@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
@@ -12,11 +12,8 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from kvtune.data.knobs import CoreSettings
 from kvtune.plugin.core.breaker import Breaker
 from kvtune.plugin.core.cache.queues import Queues
-from kvtune.plugin.core.cache.quick import QuickPool
+from kvtune.plugin.core.cache.quick import Filled, QuickPool
 from kvtune.plugin.core.policies import OUTPUT, WINDOW
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
 
 
 class PolicyPool(QuickPool):
@@ -140,33 +137,16 @@ class PolicyPool(QuickPool):
             block.ref_cnt = count
         self.breaker.trip(error)
 
-    def cache_full_blocks(
-        self,
-        request: Request,
-        blocks: list[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        block_size: int,
-        kv_cache_group_id: int,
-        block_mask: list[bool] | None = None,
-    ) -> None:
-        call = (
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-            block_mask,
-        )
+    def cache_full_blocks(self, *args: Any, **named: Any) -> None:
+        filled = Filled(*args, **named)
         try:
-            QuickPool.cache_full_blocks(self, *call)
+            QuickPool.cache_full_blocks(self, *filled)
         except Exception as error:
-            self.forget_hashes(
-                blocks[num_cached_blocks:num_full_blocks], num_cached_blocks, block_size, block_mask
-            )
+            first = filled.num_cached_blocks
+            blocks = filled.blocks[first : filled.num_full_blocks]
+            self.forget_hashes(blocks, first, filled.block_size, filled.block_mask)
             self.breaker.trip(error)
-            BlockPool.cache_full_blocks(self, *call)
+            BlockPool.cache_full_blocks(self, *filled)
         self.breaker.settle()
 
     def forget_hashes(

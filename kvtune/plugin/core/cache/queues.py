@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.data.knobs import CoreSettings
-from kvtune.plugin.core.policies import Policy
 from kvtune.plugin.core.policies.in_order import InOrder
 from kvtune.plugin.core.policies.make import make
 
@@ -43,14 +42,14 @@ class Queues:
         self.handed: list[KVCacheBlock] = []
         """The blocks that `popleft_n` gave out last."""
 
-    def use(self, policy: Policy) -> None:
+    def use(self, policy: InOrder) -> None:
         """Use this policy from now on. Hooks that it does not override are never called, which saves host time."""
         kind = type(policy)
         self.policy = policy
-        self.tells_stored = getattr(kind, "stored", None) is not InOrder.stored
-        self.tells_evicted = getattr(kind, "evicted", None) is not InOrder.evicted
-        self.tells_hit = getattr(kind, "hit", None) is not InOrder.hit
-        self.tells_left = getattr(kind, "left", None) is not InOrder.left
+        self.tells_stored = kind.stored is not InOrder.stored
+        self.tells_evicted = kind.evicted is not InOrder.evicted
+        self.tells_hit = kind.hit is not InOrder.hit
+        self.tells_left = kind.left is not InOrder.left
 
     # The policy's view of the pool (`PoolView`).
 

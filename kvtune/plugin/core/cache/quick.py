@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+
+class Filled(NamedTuple):
+    """What vLLM asks a pool to hash: a request's full blocks after the cached ones, those in the mask."""
+
+    request: Request
+    blocks: list[KVCacheBlock]
+    num_cached_blocks: int
+    num_full_blocks: int
+    block_size: int
+    kv_cache_group_id: int
+    block_mask: list[bool] | None = None
 
 
 class QuickPool(BlockPool):  # type: ignore[misc]
@@ -44,30 +56,14 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             self.tell_evicted(gone, keys)
         return blocks
 
-    def cache_full_blocks(
-        self,
-        request: Request,
-        blocks: list[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        block_size: int,
-        kv_cache_group_id: int,
-        block_mask: list[bool] | None = None,
-    ) -> None:
+    def cache_full_blocks(self, *args: Any, **named: Any) -> None:
+        filled = Filled(*args, **named)
+        request, blocks, num_cached_blocks, num_full_blocks, block_size, group_id, block_mask = filled
         if self.unusual() or block_size != self.hash_block_size:
-            call = (
-                request,
-                blocks,
-                num_cached_blocks,
-                num_full_blocks,
-                block_size,
-                kv_cache_group_id,
-                block_mask,
-            )
-            BlockPool.cache_full_blocks(self, *call)
+            BlockPool.cache_full_blocks(self, *filled)
             return
         cache = self.cached_block_hash_to_block._cache
-        group = kv_cache_group_id.to_bytes(4, "big", signed=False)
+        group = group_id.to_bytes(4, "big", signed=False)
         tokens = num_cached_blocks * block_size
         hashes = request.block_hashes[num_cached_blocks:num_full_blocks]
         new = blocks[num_cached_blocks:num_full_blocks]
@@ -89,9 +85,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
                 self.tell_stored(stored, keys)
                 stored, keys = [], []
             number = tokens // block_size
-            BlockPool.cache_full_blocks(
-                self, request, blocks, number - 1, number, block_size, kv_cache_group_id
-            )
+            BlockPool.cache_full_blocks(self, request, blocks, number - 1, number, block_size, group_id)
         if stored:
             self.tell_stored(stored, keys)
 

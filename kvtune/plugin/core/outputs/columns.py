@@ -264,10 +264,16 @@ class Planned:
 
     def put(self) -> None:
         """Add the tokens to the requests' states, and decode them."""
-        if self.chunks is None:
-            _put_one_each(self.layout, self.tokens)
-        else:
-            _put_chunks(self.layout, self.chunks)
+        layout = self.layout
+        if self.chunks is not None:
+            for row, chunk in zip(layout.rows, self.chunks, strict=True):
+                row.detokenizer.update(chunk, False)
+            return
+        for row, token in zip(layout.rows, self.tokens, strict=True):
+            row.append(token)
+        for number, row in layout.text:
+            assert row.decode is not None
+            row.detokenizer.output_text += row.decode(self.tokens[number])
 
     def count(self, timestamp: float | None, iteration: IterationStats | None) -> None:
         """Count the tokens in vLLM's statistics."""
@@ -295,20 +301,6 @@ def _placed(
     count = len(outputs) - 1
     placed = list(zip(columns.before[len(columns.before) - count :], outputs[:count], strict=True))
     return [output for _, output in sorted([*placed, *others], key=itemgetter(0))]
-
-
-def _put_one_each(layout: Layout, tokens: list[int]) -> None:
-    for row, token in zip(layout.rows, tokens, strict=True):
-        row.append(token)
-    for number, row in layout.text:
-        assert row.decode is not None
-        row.detokenizer.output_text += row.decode(tokens[number])
-
-
-def _put_chunks(layout: Layout, chunks: list[list[int]]) -> None:
-    """Add the tokens of a step in which requests have several each."""
-    for row, chunk in zip(layout.rows, chunks, strict=True):
-        row.detokenizer.update(chunk, False)
 
 
 def _chunks(columns: Columns) -> list[list[int]]:

@@ -96,27 +96,21 @@ def _breaker(engine: EngineCore) -> Breaker:
 
 
 def _without_asking(engine: EngineCore, request_ids: list[str]) -> list[str]:
-    """Open columns for the clients that ask for them by aborting an id. Return the ids of real requests."""
-    asked = [name for name in request_ids if name.startswith(MARK)]
-    for name in asked:
-        _opened(engine, name)
-    return [name for name in request_ids if name not in asked] if asked else request_ids
-
-
-def _opened(engine: EngineCore, name: str) -> None:
-    """Send columns from now on to the client that asks for them by aborting this id."""
+    """Send columns from now on to clients that ask for them by aborting an id. Return the ids of real requests."""
     from kvtune.plugin.core.outputs.outlet import Outlet
 
-    client = asked_by(name)
+    asked = [name for name in request_ids if name.startswith(MARK)]
     index = getattr(engine, "engine_index", None)  # only an EngineCore in its own process has one
-    if client is None or index is None:
-        return
-    outlet = getattr(engine, OUTLET, None)
-    if outlet is None:
-        outlet = Outlet(index, _breaker(engine))
-        setattr(engine, OUTLET, outlet)
-        setattr(engine.scheduler, OUTLET, outlet)
-    outlet.ask(client)
+    for client in map(asked_by, asked):
+        if client is None or index is None:
+            continue
+        outlet = getattr(engine, OUTLET, None)
+        if outlet is None:
+            outlet = Outlet(index, _breaker(engine))
+            setattr(engine, OUTLET, outlet)
+            setattr(engine.scheduler, OUTLET, outlet)
+        outlet.ask(client)
+    return [name for name in request_ids if name not in asked] if asked else request_ids
 
 
 def _wrap_finished_step(attach: Callable[..., None]) -> Callable[..., None]:

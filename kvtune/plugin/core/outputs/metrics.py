@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,16 +18,6 @@ FEWEST = 8
 """A step with fewer latencies than this is left to vLLM's logger."""
 
 
-def observe_all(histogram: Histogram, amounts: Sequence[float]) -> None:
-    """Observe all values, with one bucket lookup per distinct value: most latencies of a decode step are equal."""
-    for amount, times in Counter(amounts).items():
-        for bound, bucket in zip(histogram._upper_bounds, histogram._buckets, strict=True):
-            if amount <= bound:
-                bucket.inc(times)
-                break
-    histogram._sum.inc(sum(amounts))
-
-
 def wrap_record(record: Callable[..., None]) -> Callable[..., None]:
     """Wrap PrometheusStatLogger.record, so that it counts a step's inter-token latencies at once."""
 
@@ -37,26 +28,22 @@ def wrap_record(record: Callable[..., None]) -> Callable[..., None]:
         mm_cache_stats: object = None,
         engine_idx: int = 0,
     ) -> None:
-        histogram = None
+        amounts, histogram = list[float](), None
         with suppress(Exception):
-            histogram = _bulk(self, iteration_stats, engine_idx)
-        if histogram is None or iteration_stats is None:
+            amounts = [] if iteration_stats is None else iteration_stats.inter_token_latencies_iter
+            histogram = self.histogram_inter_token_latency.get(engine_idx)
+        if iteration_stats is None or len(amounts) < FEWEST or type(histogram) is not Histogram:
             record(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
             return
-        amounts = iteration_stats.inter_token_latencies_iter
         iteration_stats.inter_token_latencies_iter = []
         try:
             record(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
         finally:
             iteration_stats.inter_token_latencies_iter = amounts
         with suppress(Exception):  # counters, which no caller waits for
-            observe_all(histogram, amounts)
+            for amount, times in Counter(amounts).items():
+                number = bisect_left(histogram._upper_bounds, amount)
+                histogram._buckets[number].inc(times)
+            histogram._sum.inc(sum(amounts))
 
     return recorded
-
-
-def _bulk(logger: PrometheusStatLogger, stats: IterationStats | None, engine: int) -> Histogram | None:
-    """Return the histogram to which a step's latencies are added at once; None if vLLM's logger adds them."""
-    amounts = () if stats is None else stats.inter_token_latencies_iter
-    histogram = logger.histogram_inter_token_latency.get(engine)
-    return histogram if len(amounts) >= FEWEST and type(histogram) is Histogram else None

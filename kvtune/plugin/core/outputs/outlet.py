@@ -72,7 +72,7 @@ class Outlet:
     def rest(self) -> None:
         """Drop the references to the last steady step's requests; called when no request is left."""
         for client in self._clients.values():
-            client.forget_rows()
+            client.rows = None
 
     def _packed(
         self, client: int, outputs: list[EngineCoreOutput], alive: Collection[str]
@@ -110,19 +110,8 @@ class Outlet:
     ) -> EngineCoreOutput | None:
         """Return a decode step's columns for the client of `rows`: a token for each row that is not special or dead.
 
-        `special`: indices of rows whose output is not plain; `dead`: indices of finished rows. None if no row is left,
-        or the columns could not be made.
+        `special`: indices of rows whose output is not plain; `dead`: indices of finished rows. None if no row is left.
         """
-        return self._breaker.attempt(self._steady, rows, sampled, special, dead, alive)
-
-    def _steady(
-        self,
-        rows: Rows,
-        sampled: Sequence[int],
-        special: Sequence[int],
-        dead: Sequence[int],
-        alive: Collection[str],
-    ) -> EngineCoreOutput | None:
         to = self._clients[rows.client]
         slots, tokens = to.slots_of_rows(rows, alive), np.array(sampled, np.int32)
         before: list[int] = []
@@ -142,7 +131,7 @@ class _Client:
         self._slot_of: dict[str, int] = {}
         self._free: list[int] = []
         self._named: list[tuple[int, str]] = []
-        self._rows: Rows | None = None
+        self.rows: Rows | None = None
         self._of_rows = self._last = np.empty(0, np.int32)
 
     def slots(self, ids: list[str], alive: Collection[str]) -> Slots:
@@ -154,12 +143,9 @@ class _Client:
         return np.array(slots, np.int32)
 
     def slots_of_rows(self, rows: Rows, alive: Collection[str]) -> Slots:
-        if rows is not self._rows:
-            self._of_rows, self._rows = self.slots(rows.ids, alive), rows
+        if rows is not self.rows:
+            self._of_rows, self.rows = self.slots(rows.ids, alive), rows
         return self._of_rows
-
-    def forget_rows(self) -> None:
-        self._rows = None
 
     def columns(
         self,

@@ -29,6 +29,7 @@ class InOrder:
     name = "in_order"
     queues: tuple[str, ...] = ("aged",)
     extras_first = False
+    """Whether extras are evicted before all blocks that stock keeps, so that those stay as long as in stock."""
 
     def __init__(self, pool: PoolView, settings: CoreSettings) -> None:
         self.pool = pool

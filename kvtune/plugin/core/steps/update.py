@@ -33,7 +33,7 @@ Outputs = dict[int, EngineCoreOutputs]
 
 
 class PlannedUpdate(NamedTuple):
-    """What a step's tokens do to its rows. `few`: the step and its output with the special rows alone, for stock."""
+    """What a step's tokens do to its rows. `for_stock`: the step and its output with the special rows alone."""
 
     cohort: Cohort
     rows: Rows
@@ -42,7 +42,7 @@ class PlannedUpdate(NamedTuple):
     """Indices of rows that stock updates."""
     dead: list[int]
     """Indices of rows that have finished since the step was scheduled."""
-    few: tuple[SchedulerOutput, ModelRunnerOutput]
+    for_stock: tuple[SchedulerOutput, ModelRunnerOutput]
     plain: list[bool]
     """Whether each row is neither special nor dead."""
     hashed: list[Request]
@@ -94,7 +94,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
             return result
         self._append(planned)
-        by_stock: Outputs = super().update_from_output(*planned.few)
+        by_stock: Outputs = super().update_from_output(*planned.for_stock)
         return self.steady_breaker.attempt(self._merged, planned, by_stock) or _unmerged(planned, by_stock)
 
     def _plan_update(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> PlannedUpdate | None:
@@ -109,12 +109,12 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             self.steady_cohort = None
             return None
         sampled, special, dead = read
-        few = _only(rows, special), _output_of(rows, special, sampled, output)
+        for_stock = _only(rows, special, sampled, output)
         plain = [True] * len(rows)
         for i in (*special, *dead):
             plain[i] = False
         hashed = [rows.requests[i] for i in cohort.completing_blocks(rows).tolist() if plain[i]]
-        return PlannedUpdate(cohort, rows, sampled, special, dead, few, plain, hashed)
+        return PlannedUpdate(cohort, rows, sampled, special, dead, for_stock, plain, hashed)
 
     def _scheduled_as(self, output: SchedulerOutput) -> tuple[Cohort, Rows] | None:
         """Return the cohort and rows that a step was scheduled with, or None if stock scheduled it."""
@@ -164,14 +164,13 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                     marked[i] = False
         return sampled.tolist(), np.flatnonzero(marked).tolist(), dead
 
-    def _columns(
-        self, rows: Rows, sampled: list[int], special: list[int], dead: list[int]
-    ) -> EngineCoreOutput | None:
+    def _columns(self, planned: PlannedUpdate) -> EngineCoreOutput | None:
         """Return the plain rows' tokens as columns; None if there is no such row, or the client reads no columns."""
+        rows = planned.rows
         outlet: Outlet | None = getattr(self, OUTLET, None)
         if outlet is None or rows.clients is not None or not outlet.reads_columns(rows.client):
             return None
-        return outlet.steady(rows, sampled, special, dead, self.requests)
+        return outlet.steady(rows, planned.sampled, planned.special, planned.dead, self.requests)
 
     def _order_of(self, rows: Rows, output: ModelRunnerOutput) -> NDArray[np.int64] | None:
         ids, of_rows, order = self._order
@@ -213,8 +212,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
 
     def _merged(self, planned: PlannedUpdate, by_stock: Outputs) -> Outputs:
-        _, rows, sampled, special, dead, *_ = planned
-        return _merge(rows, sampled, special, dead, by_stock, self._columns(rows, sampled, special, dead))
+        return _merge(planned, by_stock, self._columns(planned))
 
     def stand_down(self) -> None:
         """Leave all further steps to stock."""
@@ -222,45 +220,35 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         self.steady_cohort = None
 
 
-def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
-    """Return a scheduler output that has only the chosen rows. Stock counts a step that has tokens."""
-    few = SchedulerOutput.make_empty()
-    few.num_scheduled_tokens = {rows.ids[i]: 1 for i in chosen}
-    few.total_num_scheduled_tokens = len(rows)
-    return few
-
-
-def _output_of(
+def _only(
     rows: Rows, chosen: list[int], sampled: list[int], output: ModelRunnerOutput
-) -> ModelRunnerOutput:
-    """Return a model output that has only the chosen rows."""
-    return ModelRunnerOutput(
-        req_ids=[rows.ids[i] for i in chosen],
-        req_id_to_index={rows.ids[i]: number for number, i in enumerate(chosen)},
+) -> tuple[SchedulerOutput, ModelRunnerOutput]:
+    """Return a scheduler output and a model output that have only the chosen rows."""
+    names = [rows.ids[i] for i in chosen]
+    scheduled = SchedulerOutput.make_empty()
+    scheduled.num_scheduled_tokens = dict.fromkeys(names, 1)
+    scheduled.total_num_scheduled_tokens = len(rows)  # stock counts a step that has tokens
+    return scheduled, ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: number for number, name in enumerate(names)},
         sampled_token_ids=[[sampled[i]] for i in chosen],
         cudagraph_stats=output.cudagraph_stats,
     )
 
 
-def _merge(
-    rows: Rows,
-    sampled: list[int],
-    special: list[int],
-    dead: list[int],
-    by_stock: Outputs,
-    columns: EngineCoreOutput | None,
-) -> Outputs:
+def _merge(planned: PlannedUpdate, by_stock: Outputs, columns: EngineCoreOutput | None) -> Outputs:
     """Return the outputs of all rows in scheduling order, as stock makes them. `by_stock`: those of special rows.
 
     `columns`: one output for all other rows, the last one of its client; None if each row has its own output.
     """
+    rows, special, dead = planned.rows, planned.special, planned.dead
     special_outputs = {
         output.request_id: output for outputs in by_stock.values() for output in outputs.outputs
     }
     by_client: dict[int, list[EngineCoreOutput]] = {}
     outputs: list[EngineCoreOutput | None]
     if columns is None:
-        outputs = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
+        outputs = list(map(EngineCoreOutput, rows.ids, out_rows(planned.sampled)))
         for i in special:
             outputs[i] = special_outputs.pop(rows.ids[i], None)
         for i in dead:

@@ -56,6 +56,9 @@ class Census:
 
     def after(self, generation: int) -> None: ...
 
+    def expire(self) -> None:
+        """Do nothing: a census is over at once."""
+
     def save(self) -> None:
         save(self._folder, self.name, self.facts())
 

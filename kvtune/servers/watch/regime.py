@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from kvtune.base.units import count, ms, percent
+from kvtune.base.units import count, ms, percent, span
 from kvtune.servers.watch.metrics import Between, Scrape
 
 Regime = Literal["idle", "pool-bound", "seat-bound", "compute-bound", "host-bound", "cannot tell"]
@@ -425,8 +425,7 @@ def _judged_unknown_seats(seen: Seen) -> Judged:
 
 
 def _range(counts: Sequence[int]) -> str:
-    low, high = min(counts), max(counts)
-    return count(low) if low == high else f"{count(low)} to {count(high)}"
+    return span(count(min(counts)), count(max(counts)))
 
 
 def _float(text: str | None) -> float:

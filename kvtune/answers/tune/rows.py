@@ -126,7 +126,7 @@ def whole(trials: Sequence[Trial], objective: str, best: int | None) -> Grid:
     return _table([Row((t,)) for t in trials], objective, names, _knob_columns(named(trials)), best)
 
 
-def terse(rows: Sequence[Row], objective: str) -> Grid:
+def terse(rows: Sequence[Row], objective: str = MAIN[0]) -> Grid:
     """Make the short table, without columns that are equal in all rows; `common` names their knobs."""
     trials = [trial for row in rows for trial in row.trials]
     names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)

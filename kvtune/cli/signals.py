@@ -2,7 +2,8 @@
 
 Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end every command in the same way: it removes its temporary files, ends
 its processes, prints one line and exits with 130. Before and after the command, the process ends at once.
-A signal that the caller ignores (nohup, a job of a script) stays ignored.
+A signal that the caller ignores (nohup, a job of a script) stays ignored, except SIGINT in `noted`: what runs until it
+is stopped has to end from a script, too, as `tap` does.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def noted() -> Iterator[list[str]]:
     if threading.current_thread() is not threading.main_thread():
         yield names
         return
-    before = _act(lambda number, _: names.append(signal.Signals(number).name))
+    before = _act(lambda number, _: names.append(signal.Signals(number).name), always=signal.SIGINT)
     try:
         yield names
     finally:
@@ -54,10 +55,10 @@ def noted() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _act(act: Handler) -> dict[signal.Signals, Handler | int | None]:
-    """Set a handler for the signals that are not ignored, and return the previous handlers."""
+def _act(act: Handler, always: signal.Signals | None = None) -> dict[signal.Signals, Handler | int | None]:
+    """Set a handler for the signals that are not ignored, and for `always`; return the previous handlers."""
     before = {number: signal.getsignal(number) for number in STOPS}
-    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    heard = {n: handler for n, handler in before.items() if handler is not signal.SIG_IGN or n == always}
     for number in heard:
         signal.signal(number, act)
     return heard

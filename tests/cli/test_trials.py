@@ -40,7 +40,7 @@ def test_settings_that_came_to_the_same_are_one_row_and_the_baseline_is_a_row(
     table = lines[next(at for at, line in enumerate(lines) if line.startswith("trial ")) :]
     rows = [line.split("  ")[0] for line in table[1:] if not line.startswith(" ")]
     assert rows == ["5 and 11 more", "baseline", "2 and 11 more", "25 and 23 more"]
-    assert "pin_window=0,512 min_drop=1,16,64" in table[1] and "policy=tiered" in table[2]
+    assert "pin_window=0,512 min_drop=16,1,64" in table[1] and "policy=tiered" in table[2]
 
 
 def test_a_row_that_is_no_grid_shows_the_settings_of_its_first_trial() -> None:

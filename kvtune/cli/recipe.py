@@ -149,7 +149,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ExportQuery(Query):
     name: Name
-    output: Path = option(Path(), "-o,--output")("Folder for the files.")
+    output: Path = option(Path(), "-o,--output FOLDER", parser=options.new_folder)("Folder for the files.")
 
 
 def export(query: ExportQuery) -> int:

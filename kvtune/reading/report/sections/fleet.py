@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtune.base.units import count, percent
 from kvtune.data.causes import OTHER_REPLICA
-from kvtune.data.run.extras import RecordedFleet, SessionRegret
+from kvtune.data.run.extras import RecordedFleet, SessionRegret, uneven
 from kvtune.data.show.parts import Cell, Grid, Section, Tile, cell, grid
 from kvtune.reading.analysis.fleet import Fleet
 from kvtune.reading.analysis.run import RunAnalysis
@@ -44,11 +44,11 @@ def _recorded(info: RecordedFleet) -> Section:
     ]
     heads = (
         "server",
-        "of the tokens",
+        "of the prompt tokens",
         "requests",
         "hit rate",
-        "another had",
-        "and held",
+        "another had it, tokens",
+        "and still held it, tokens",
         "evicted blocks",
         "note",
     )
@@ -63,7 +63,7 @@ def _recorded(info: RecordedFleet) -> Section:
     if info.sessions:
         tables.append(_sessions(info.sessions))
     funnel = info.logged or info.funnel
-    lead = funnel.sentence if funnel is not None else ""
+    lead = f"{funnel.sentence}{uneven(info.servers)}" if funnel is not None else ""
     return Section("fleet", "Servers behind the router", lead, tables=tuple(tables))
 
 
@@ -124,7 +124,18 @@ def _replicas(fleet: Fleet) -> Grid:
         )
         for replica in fleet.replicas
     ]
-    heads = ("replica", "requests", "prompt tokens", "hits", "hit rate", "output", "preempted", "busy")
+    heads = (
+        *(
+            "replica",
+            "requests",
+            "prompt tokens",
+            "hits, tokens",
+            "hit rate",
+            "output, tokens",
+            "preempted, times",
+        ),
+        "busy, of the time",
+    )
     return grid(heads, rows, "What each engine did")
 
 
@@ -142,4 +153,4 @@ def _routers(fleet: Fleet) -> Grid | None:
             for other in fleet.others
         ),
     ]
-    return grid(("router", "hits", "hit rate"), rows, "The same load, routed otherwise")
+    return grid(("router", "hits, tokens", "hit rate"), rows, "The same load, routed otherwise")

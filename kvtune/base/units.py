@@ -44,3 +44,8 @@ def number(value: float) -> str:
 def percent(part: float | None, whole: float = 1.0, digits: int = 1) -> str:
     """Return `part` of `whole` in percent, or a dash if `whole` is 0 or the part is not known."""
     return f"{100 * part / whole:.{digits}f} %" if whole and part is not None else "–"
+
+
+def span(low: str, high: str) -> str:
+    """Return a range; one figure where both ends read the same."""
+    return low if low == high else f"{low} to {high}"

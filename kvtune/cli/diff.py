@@ -20,7 +20,7 @@ REPLAYED = When("a load of MODEL, which both versions' schedulers get", model=Tr
 @dataclass(frozen=True, kw_only=True)
 class DiffQuery(Query):
     old: str = argument(MISSING, "OLD")("""A version of vLLM, which is installed once; the folder of an
-        environment; or a checkout of vLLM.""")
+        environment; or a checkout of vLLM. What a folder has is run.""")
     new: str = argument(MISSING, "NEW")("Another.")
     model: str | None = argument(None, When("one model", models=False))("""A built-in model, a folder with
         config.json, or a name on the hub. Default: the shapes of reports/evidence/models.md.""")
@@ -45,24 +45,33 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     from msgspec.structs import replace
 
     from kvtune.answers.diff.asking import asked
-    from kvtune.answers.diff.differences import broken, compare
+    from kvtune.answers.diff.differences import broken, compare, refuse_unanswered
     from kvtune.answers.diff.document import document
-    from kvtune.answers.diff.environments import environment
+    from kvtune.answers.diff.environments import environment, place
     from kvtune.answers.diff.replays import replayed
+    from kvtune.answers.diff.result import same
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
     from kvtune.lab.setup.platform import engines
+    from kvtune.lab.setup.resolve import resolve
     from kvtune.lab.setup.setup import Setup
     from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
 
     condition = parse_fail_on(query.fail_on.replace(" points", "")) if query.fail_on else None
     names = _models(query)
+    if query.model is not None:
+        resolve(query.model, dummy=True, engine_args=query.flags)  # a wrong name fails at once
     platform = query.platform or _own_gpu()
     device = engines(platform).title
+    if (version := place(query.old)) == place(query.new):
+        answer = same(version, device)
+        print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
+        return 0
     environments = [environment(named, begin) for named in (query.old, query.new)]
     begin(f"asking both about {len(names)} model{'s' if len(names) != 1 else ''} as on {device}")
     setups = [Setup(model=name, engine_args=list(query.flags), platform=platform) for name in names]
     old, new = asked(environments, setups)
+    refuse_unanswered(old, new)
     load = None
     if query.workload:
         begin(f"replaying {query.workload} through both schedulers")

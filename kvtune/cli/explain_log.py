@@ -161,7 +161,6 @@ def _read(query: ExplainLogQuery) -> TextLog:
     values = parsed(_spec(query), 0)[1]
     tokenizer = str(values["tokenizer"])
     sources = Sources()
-    renderer = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
     path = Path(str(values["path"])).expanduser()
     rows = selected(
         path,
@@ -174,6 +173,8 @@ def _read(query: ExplainLogQuery) -> TextLog:
         raise UsageError(
             f"{path} has token ids, and its text is not known", "leave --text-only out, and add --bounds-only"
         )
+    # What shows text takes long to begin, and a log that cannot be read needs none.
+    renderer = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
     text = renderer.text if renderer is not None else None
     return read(path, rows, text, bytes_=tokenizer == BYTES)
 

@@ -15,7 +15,9 @@ class ExportQuery(Query):
     run: options.RunFile
     perfetto: bool = option(False)("Chrome trace JSON, for ui.perfetto.dev.")
     csv: bool = option(False)("A folder of CSV files, one per table.")
-    output: Path | None = option(None, "-o,--output")("Where to write. Default: beside the run file.")
+    output: Path | None = option(None, "-o,--output PATH", parser=options.new_export_path)(
+        "Where to write. Default: beside the run file."
+    )
     force: options.Force = False
 
 

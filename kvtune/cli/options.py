@@ -48,9 +48,26 @@ def run_path(text: str) -> Path:
 
 def new_run_path(text: str) -> Path:
     """Return where a run file is written. UsageError for a name that says that it is something else."""
-    if Path(text).suffix in (".html", ".json", ".jsonl", ".md", ".toml"):
-        page = f", then {command('report', 'R.kvrun', '-o', text)}" if text.endswith(".html") else ""
-        raise UsageError(f"-o {text}: what is written here is a run file", f"-o R.kvrun{page}")
+    page = f", then {command('report', 'R.kvrun', '-o', text)}" if text.endswith(".html") else ""
+    return _fitting(text, ".kvrun", "a run file", f"-o R.kvrun{page}")
+
+
+def new_page_path(text: str) -> Path:
+    return _fitting(text, ".html", "a page", "give NAME.html")
+
+
+def new_export_path(text: str) -> Path:
+    return _fitting(text, ".json", "a trace, or a folder of CSV", "give NAME.json, or FOLDER")
+
+
+def new_folder(text: str) -> Path:
+    return Path(text) if Path(text).is_dir() else _fitting(text, "", "a folder", "-o FOLDER")
+
+
+def _fitting(text: str, suffix: str, what: str, hint: str) -> Path:
+    """Return the path of an output. UsageError for a name that says that it is another kind of file than `what`."""
+    if Path(text).suffix in {".kvrun", ".html", ".json", ".jsonl", ".md", ".toml"} - {suffix}:
+        raise UsageError(f"{text}: what is written here is {what}", hint)
     return Path(text)
 
 
@@ -114,8 +131,8 @@ Slo = Annotated[str, shared()("Latency limits in ms that define goodput: ttft=50
 OBJECTIVE = shared()("""hit-rate, ttft, throughput, goodput or ceiling (the host's, in tokens/s); several
     separated by commas, the first leads.""")
 Objective = Annotated[str, OBJECTIVE]
-OUTPUT = shared("-o,--output", envvar=OUTPUT_VARIABLE)("""Folder for run files, journals and pages; made if
-    missing.""")
+OUTPUT = shared("-o,--output FOLDER", envvar=OUTPUT_VARIABLE, parser=new_folder)("""For run files, journals and
+    pages; made if missing.""")
 Output = Annotated[Path, OUTPUT]
 Open = Annotated[bool, shared()("Open the page in a browser.")]
 TRIES = shared(min=0)("""Replay the run with the other core, and with at most this many settings that may win
@@ -126,7 +143,7 @@ Json = Annotated[bool, shared()("Print one JSON object on stdout and nothing els
 NO_MD = When("Markdown, and --json prints the answer as JSON", json=False)
 MARKDOWN = shared()("Print the answer as Markdown, for a pull request.")
 Md = Annotated[bool, MARKDOWN, NO_MD]
-Page = Annotated[Path | None, shared("FILE.html")("Write the answer as a page, too.")]
+Page = Annotated[Path | None, shared("FILE.html", parser=new_page_path)("Write the answer as a page, too.")]
 
 
 def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:

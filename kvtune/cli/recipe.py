@@ -107,6 +107,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
     from kvtune.lab.setup.setup import Setup
+    from kvtune.reading.analysis.comparison.compare import FEWEST
     from kvtune.requests.loads.spec import build
 
     require(NEEDS["recipe verify"], "kvtune recipe verify")
@@ -125,9 +126,9 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
         query.output,
         replays=2 * simulated,
         runs=runs,
-        most=True,
+        fewest=FEWEST * 2,
     )
-    with TrialsView(runs, OBJECTIVES["hit-rate"]) as view:
+    with TrialsView({"sim": 2 * simulated}, OBJECTIVES["hit-rate"]) as view:
         verified = check(
             loaded,
             str(path),
@@ -148,7 +149,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ExportQuery(Query):
     name: Name
-    output: Path = option(Path(), "-o,--output")("Folder for the files.")
+    output: Path = option(Path(), "-o,--output FOLDER", parser=options.new_folder)("Folder for the files.")
 
 
 def export(query: ExportQuery) -> int:

@@ -19,7 +19,12 @@ class ReportQuery(Query):
     FACTS = {"of": {"run": "one run file", "runs": "several run files", "study": "the journal of a study"}}
     runs: list[Path] = argument(MISSING, "RUNS...", parser=options.run_path)("""One run file (.kvrun, or
         `last`), several to compare, or the journal (.jsonl) of a study.""")
-    output: Path | None = option(None, "-o,--output", When("for a page that is written", "console md"))("""
+    output: Path | None = option(
+        None,
+        "-o,--output FILE.html",
+        When("for a page that is written", "console md"),
+        parser=options.new_page_path,
+    )("""
         The page to write. Default: beside the first file.""")
     force: Annotated[options.Force, When("for a page that is written", "console md")] = False
     console: bool = option(False)("Print to the terminal and write no page.")

@@ -2,7 +2,8 @@
 
 Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end every command in the same way: it removes its temporary files, ends
 its processes, prints one line and exits with 130. Before and after the command, the process ends at once.
-A signal that the caller ignores (nohup, a job of a script) stays ignored.
+A signal that the caller ignores (nohup, a job of a script) stays ignored, except SIGINT in `noted`: what runs until it
+is stopped has to end from a script, too, as `tap` does.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ def interruptible() -> AbstractContextManager[None]:
 def noted() -> Iterator[list[str]]:
     """Note the signals in the `with` block instead of ending it, for work that must not be lost. Yield their names."""
     names: list[str] = []
-    with _acting(lambda number, _: names.append(signal.Signals(number).name)):
+    with _acting(lambda number, _: names.append(signal.Signals(number).name), always=signal.SIGINT):
         yield names
 
 
 @contextmanager
-def _acting(act: Handler) -> Iterator[None]:
+def _acting(act: Handler, always: signal.Signals | None = None) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
-    before = _act(act)
+    before = _act(act, always)
     try:
         yield
     finally:
@@ -51,10 +52,10 @@ def _acting(act: Handler) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _act(act: Handler) -> dict[signal.Signals, Handler | int | None]:
-    """Set a handler for the signals that are not ignored, and return the previous handlers."""
+def _act(act: Handler, always: signal.Signals | None = None) -> dict[signal.Signals, Handler | int | None]:
+    """Set a handler for the signals that are not ignored, and for `always`; return the previous handlers."""
     before = {number: signal.getsignal(number) for number in STOPS}
-    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    heard = {n: handler for n, handler in before.items() if handler is not signal.SIG_IGN or n == always}
     for number in heard:
         signal.signal(number, act)
     return heard

@@ -90,7 +90,7 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         replays, runs = replays * simulated, runs * run
         announce_study(setup, work, query.output, replays=replays, runs=runs)
         try:
-            with TrialsView(replays + runs, objective) as view:
+            with TrialsView({"sim": replays, "engine": runs}, objective) as view:
                 if simulated:
                     sweeps.run(setup.replayed(), planned, journal, view, lab)
                 if run:

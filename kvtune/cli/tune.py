@@ -122,14 +122,13 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         engine_sides = 1 + len(tuning.tried_without_replays(settings))
     most = (query.on != "sim" and not query.join) * (query.rounds * engine_sides + 1)
     replays = (query.trials + 1) * objective.replayed
-    announce_study(setup, work, query.output, replays=replays, runs=most, most=True)
+    may_be_none = query.core == "stock" or query.guard  # without a finalist, stock's run is the only one
+    fewest = 1 if may_be_none else tuning.fewest_runs(objective, engine_sides - 1, in_turn=not query.gc)
+    announce_study(setup, work, query.output, replays=replays, runs=most, fewest=fewest)
     refuse_foreign_outputs(path, settings.recipe, study_identity("tune", setup), force=query.force)
     with StudyJournal(path, "tune", setup) as journal:
         try:
-            fewest = (
-                (query.on != "sim") * (engine_sides if not objective.replayed else query.finalists + 1) * 2
-            )
-            with TrialsView(replays + 1 + fewest, objective) as view:
+            with TrialsView({"sim": replays}, objective) as view:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)

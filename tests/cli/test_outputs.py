@@ -93,3 +93,35 @@ def test_the_live_views_snapshot_overwrites_nothing(tmp_path: Path, monkeypatch:
     name.unlink()
     screen._press("w", TextAccount())
     assert name.stat().st_mode & 0o777 == 0o600 and screen._said == f"wrote {name}"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "what"),
+    [
+        (["profile", "tiny-llama"], "a.kvrun", "a folder"),
+        (["sweep", "tiny-llama", "--pin"], "study.jsonl", "a folder"),
+        (["tune", "tiny-llama"], "recipe.toml", "a folder"),
+        (["recipe", "export", "tiny-gemma3-cpu"], "config.json", "a folder"),
+        (["report", "{run}"], "b.kvrun", "a page"),
+        (["explain", "{run}", "--page"], "b.jsonl", "a page"),
+        (["export", "--csv", "{run}"], "b.kvrun", "a trace, or a folder"),
+        (["record", "http://127.0.0.1:1"], "a.html", "a run file"),
+    ],
+)
+def test_a_name_of_another_kind_of_file_is_refused_and_nothing_is_made(
+    words: list[str], name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.kvrun"
+    write_run(rounds_run(), run)
+    words = [word.format(run=run) for word in words]
+    assert kvtune([*words, *([] if words[-1] == "--page" else ["-o"]), str(tmp_path / name)]) == 2
+    assert f"{name}: what is written here is {what}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.kvrun"]
+
+
+def test_a_folder_that_is_there_may_be_called_as_it_likes(tmp_path: Path) -> None:
+    from kvtune.cli.options import new_folder
+
+    (tmp_path / "a.kvrun").mkdir()
+    assert new_folder(str(tmp_path / "a.kvrun")) == tmp_path / "a.kvrun"
+    assert new_folder(str(tmp_path / "runs.v2")) == tmp_path / "runs.v2"

@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.objective import OBJECTIVES, objective
 from kvtune.answers.tune.result import Trial
 from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.tune import fewest_runs
 from kvtune.base.errors import KvtuneError
-from kvtune.cli.views.plan import announce_study, replay_plan
+from kvtune.cli.views.plan import announce_study, engine_plan, replay_plan
 from kvtune.cli.views.progress import ProgressView
 from kvtune.cli.views.trials import TrialsView
 from kvtune.data.run.file import read_run, write_run
@@ -117,7 +118,7 @@ def test_a_pipe_is_told_what_goes_on_while_an_engine_starts_and_between_events(
 def test_a_pipe_is_told_how_many_trials_are_done_while_none_ends(
     ticks: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with TrialsView(9, OBJECTIVES["hit-rate"]) as view:
+    with TrialsView({"sim": 9}, OBJECTIVES["hit-rate"]) as view:
         ticks()
         assert capsys.readouterr().err.splitlines()[1].startswith("0 of 9 trials done, starting, ")
         view.phase("searching in simulation")
@@ -125,6 +126,49 @@ def test_a_pipe_is_told_how_many_trials_are_done_while_none_ends(
         ticks()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("1 of 9 trials done, searching in simulation, ") and last.endswith(" left")
+
+
+def test_only_what_is_planned_is_counted_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A search: stock's run, three replays of 10 s, and engine runs of 100 s, of which nobody knows how many come."""
+    now = [0.0]
+    monkeypatch.setattr("kvtune.cli.views.trials.monotonic", lambda: now[0])
+    view = TrialsView({"sim": 3}, OBJECTIVES["hit-rate"])
+    said = []
+    for number, (on, seconds) in enumerate([("engine", 100), *[("sim", 10)] * 3, *[("engine", 100)] * 3]):
+        now[0] += seconds
+        view(Trial(number=number, settings={}, on=on))  # type: ignore[arg-type]
+        now[0] += 3
+        said.append(view._done().split(", ", 1)[0] + " | " + view._done().partition("so far")[2])
+        now[0] -= 3
+    assert said == [
+        "0 of 3 trials and 1 engine run done | ",
+        "1 of 3 trials and 1 engine run done | , about 20 s left of the replays",
+        "2 of 3 trials and 1 engine run done | , about 10 s left of the replays",
+        "3 of 3 trials and 1 engine run done | ",
+        "3 of 3 trials and 2 engine runs done | ",
+        "3 of 3 trials and 3 engine runs done | ",
+        "3 of 3 trials and 4 engine runs done | ",
+    ]
+    both = TrialsView({"sim": 2, "engine": 2}, OBJECTIVES["hit-rate"])
+    for number, (on, seconds) in enumerate([("sim", 10), ("sim", 10), ("engine", 100)]):
+        now[0] += seconds
+        assert "left" not in both._done(), "an engine's runs are not known by replays"
+        both(Trial(number=number, settings={}, on=on))  # type: ignore[arg-type]
+    assert both._done().endswith("so far, about 2 min left")
+
+
+def test_a_plan_says_the_fewest_and_the_most_runs(tmp_path: Path) -> None:
+    workload = build("rounds")
+    remember(tmp_path, load=workload.hash)
+    plan = engine_plan("tiny-gemma3", workload, 13, tmp_path, fewest=4)
+    assert plan.startswith(
+        "4 to 13 engine runs of rounds (36 requests), 4 to 13 engine starts; about 2 min to 6 min: "
+    )
+    assert fewest_runs(objective("hit-rate"), 2, in_turn=True) == 4
+    assert fewest_runs(objective("hit-rate"), 4, in_turn=False) == 10
+    assert fewest_runs(objective("ttft"), 2, in_turn=True) == 7
 
 
 @pytest.mark.vllm

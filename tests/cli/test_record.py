@@ -94,6 +94,19 @@ def test_signals_in_a_block_are_noted_and_later_ones_act_again() -> None:
         time.sleep(1)
 
 
+def test_a_recording_in_a_scripts_background_obeys_sigint_and_nothing_else_that_is_ignored() -> None:
+    before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)]
+    try:
+        with noted() as names:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert names == ["SIGINT"]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGHUP), before, strict=True):
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [

@@ -39,8 +39,8 @@ def test_settings_that_came_to_the_same_are_one_row_and_the_baseline_is_a_row(
     lines = results.split("baseline: stock vLLM")[0].splitlines()
     table = lines[next(at for at, line in enumerate(lines) if line.startswith("trial ")) :]
     rows = [line.split("  ")[0] for line in table[1:] if not line.startswith(" ")]
-    assert rows == ["1 and 11 more", "baseline", "2 and 11 more", "25 and 23 more"]
-    assert "pin_window=0,512 min_drop=1,16,64" in table[1] and "policy=tiered" in table[2]
+    assert rows == ["5 and 11 more", "baseline", "2 and 11 more", "25 and 23 more"]
+    assert "pin_window=0,512 min_drop=16,1,64" in table[1] and "policy=tiered" in table[2]
 
 
 def test_a_row_that_is_no_grid_shows_the_settings_of_its_first_trial() -> None:
@@ -80,7 +80,7 @@ def test_the_page_says_what_its_knobs_are(tmp_path: Path) -> None:
 
 
 def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrialsView(3, OBJECTIVES["hit-rate"]) as view:
+    with TrialsView({"sim": 3}, OBJECTIVES["hit-rate"]) as view:
         view(trial(7, 0.25, slack=512))
         view(Trial(number=4, settings={}, on="sim", core="stock", role="baseline"))
     first, second = capsys.readouterr().err.splitlines()[-2:]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from kvtune.answers.capacity.result import Capacity, Limits, Point, Range, Remedy, Replicas
-from kvtune.base.units import count, percent, size
+from kvtune.base.units import count, percent, size, span
 from kvtune.data.causes import CAUSES
 from kvtune.data.run.signature import identity
 from kvtune.data.show.charts import columns, spec_of
@@ -278,8 +278,7 @@ def _sessions(numbers: Range) -> str:
 
 def _range(numbers: Range) -> str:
     ends = (numbers.low, numbers.high)
-    low, high = (f"over {numbers.most}" if end > numbers.most else f"{end:,}" for end in ends)
-    return low if low == high else f"{low} to {high}"
+    return span(*(f"over {numbers.most}" if end > numbers.most else f"{end:,}" for end in ends))
 
 
 def _share(values: Sequence[float], digits: int = 0) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from kvtune.answers.diff.answers import Answers, Figures, ModelReply, OfVersion
 from kvtune.answers.diff.result import Diff, Load, Moved, Names, OfModel
+from kvtune.base.errors import UsageError
 from kvtune.reading.analysis.comparison.fail_on import FailOn
 
 LIKE = 0.85
@@ -33,6 +34,16 @@ def compare(old: Answers, new: Answers, device: str, load: Load | None = None) -
         names=[each for each in differing if each.gone or each.new or each.renamed],
         load=load,
     )
+
+
+def refuse_unanswered(old: Answers, new: Answers) -> None:
+    """Raise UsageError, with the first reason, if no version could be asked about any model."""
+    if any(reply.figures or reply.settings for side in (old, new) for reply in side.models.values()):
+        return
+    model = next(iter(old.models))
+    why = "; ".join(_missed(old.models[model], new.models[model]))
+    others = f", and no answer for {len(old.models) - 1} others" if len(old.models) > 1 else ""
+    raise UsageError(f"{model}: {why}{others}", "name a model that one of the versions takes")
 
 
 def _missed(old: OfVersion | ModelReply, new: OfVersion | ModelReply) -> list[str]:

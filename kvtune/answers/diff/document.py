@@ -47,6 +47,8 @@ def document(diff: Diff) -> Document:
 
 def headline(diff: Diff) -> str:
     """Return the answer in one sentence: the load's hits, else the model's that move most, else what else moved."""
+    if not diff.models:
+        return f"both are vLLM {diff.old}: nothing was asked, as nothing can differ"
     which = f"from vLLM {diff.old} to {diff.new}"
     load, differing = diff.load, [model for model in diff.models if model.differs]
     if load is not None and load.old is not None and load.new is not None:
@@ -64,6 +66,8 @@ def headline(diff: Diff) -> str:
         return f"{worst.model}{hits} {_why(worst)} {which}{others}"
     gone = sum(len(names.gone) + len(names.renamed) for names in diff.names)
     asked = sum(model.old is not None and model.new is not None for model in diff.models)
+    if not asked:
+        return f"{diff.models[0].model} cannot be compared: {'; '.join(diff.models[0].failed)}"
     if asked < len(diff.models):
         models = f"{asked} of {models}, all that both could be asked about"
     return (
@@ -110,6 +114,8 @@ def _sections(diff: Diff) -> Iterator[Section]:
         for model in diff.models
         for name, values in model.differs.items()
     ]
+    if not diff.models:
+        return
     yield Section(
         "models",
         "Models",

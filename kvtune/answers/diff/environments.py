@@ -71,18 +71,27 @@ def home() -> Path:
     return (Path(cache) if cache or own is None else own / ".cache") / "kvtune" / "vllm"
 
 
+def place(named: str) -> str:
+    """Return a version in full, or the path of a folder: two names of one vLLM have one place."""
+    if VERSION.fullmatch(named):
+        return named if named.count(".") > 1 else f"{named}.0"
+    return str(Path(named).expanduser().resolve())
+
+
 def environment(named: str, say: Callable[[str], None]) -> Environment:
     """Return the environment of a version, of a folder with bin/python, or of a source checkout; make it if need be."""
     folder = Path(named).expanduser().absolute()
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if VERSION.fullmatch(named):
-        version = named if named.count(".") > 1 else f"{named}.0"
+        version = place(named)
         if version == installed_version():
             return Environment(version, sys.executable, home() / "remembers" / version)
         return Environment(version, _made(home() / version, version, say), home() / "remembers" / version)
     if (folder / "bin" / "python").exists():
+        say(f"running the Python of {named}, as you")
         return Environment(named, str(folder / "bin" / "python"), home() / "remembers" / key)
     if (folder / "vllm" / "__init__.py").exists():
+        say(f"running the vLLM of {named}, as you")
         return Environment(
             named, _made(home() / f"checkout-{key}", LAST_CPU, say, folder), home() / "remembers" / key
         )

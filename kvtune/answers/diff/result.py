@@ -97,3 +97,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     names: list[Names]
     load: Load | None = None
     broken: list[str] = []
+
+
+def same(version: str, device: str) -> Diff:
+    """Return the answer for one vLLM of two names, which nobody has to ask."""
+    return Diff(old=version, new=version, device=device, missed=[], models=[], defaults=[], names=[])

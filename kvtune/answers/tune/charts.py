@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvtune.answers.tune.result import Effect, Place, Trial
+from kvtune.answers.tune.result import Effect, Place, Settings, Trial
 from kvtune.answers.tune.rows import figure_of, number_of, settings_text, shown_as
 from kvtune.base.units import number
 from kvtune.data.recipe import Scalar, text_of
@@ -63,8 +63,13 @@ def effects_section(
     return Section("effects", "What each knob did", lead, draw=lambda: charts, beside=True, page_only=True)
 
 
-def maps_section(trials: Sequence[Trial], knobs: Sequence[str], objective: str) -> Section | None:
-    """Draw a map of two knobs for each block size: `PAIR` if both were tried, else the first two of `knobs`."""
+def maps_section(
+    trials: Sequence[Trial], knobs: Sequence[str], objective: str, best: Trial | None = None
+) -> Section | None:
+    """Draw a map of two knobs for each block size: `PAIR` if both were tried, else the first two of `knobs`.
+
+    The cell of `best` has a frame.
+    """
     pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
     if len(pair) < 2:
         return None
@@ -79,8 +84,9 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], objective: str) 
     ends = (min(figures), max(figures))
     charts: list[Chart] = []
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
-        charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, objective, ends))
-    lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
+        framed = best.settings if best is not None and best.settings.get("block_size") == block else {}
+        charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, objective, ends, framed))
+    lead = "The best trial in each cell: other knobs are at whatever value was best there. A frame: the best setting."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
     return Section("maps", "Two knobs together", lead, draw=lambda: charts, beside=True, page_only=True)
@@ -93,6 +99,7 @@ def _map(
     block: Scalar | None,
     objective: str,
     ends: tuple[float, float],
+    framed: Settings,
 ) -> Chart:
     import altair as alt
 
@@ -104,7 +111,9 @@ def _map(
         figure = figure_of(trial, objective) or 0.0
         cells[place] = pick(cells.get(place, figure), figure)
     order = sorted(cells, key=lambda place: (_order(place[0]), _order(place[1])))
-    best = pick(order, key=lambda place: cells[place])
+    best = framed.get(pair[0], ""), framed.get(pair[1], "")
+    top = pick(cells.values())
+    equals = sum(figure == top for figure in cells.values())
     drawn = columns(
         x=[text_of(x) for x, _ in order],
         y=[text_of(y) for _, y in order],
@@ -132,9 +141,10 @@ def _map(
     figures = base.mark_text(color="var(--ink)", tooltip=None).encode(text="text:N")
     rows = [(text_of(x), text_of(y), Cell(number(cells[x, y]), cells[x, y])) for x, y in order]
     heading = f"block_size {block}" if block is not None else " and ".join(pair)
+    at = f", at {pair[0]} {text_of(best[0])} and {pair[1]} {text_of(best[1])}" if best in cells else ""
     label = (
-        f"{title[:1].upper()}{title[1:]}: best {number(cells[best])}, at {pair[0]} {text_of(best[0])} and "
-        f"{pair[1]} {text_of(best[1])}; from {number(min(cells.values()))} to {number(max(cells.values()))}."
+        f"{title[:1].upper()}{title[1:]}: best {number(top)}{at}; from {number(min(cells.values()))} to "
+        f"{number(max(cells.values()))}; {equals} of {len(cells)} cells have the best figure."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")
     return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table, {name: drawn})

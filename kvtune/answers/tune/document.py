@@ -24,7 +24,7 @@ from kvtune.answers.tune.rows import (
     whole,
 )
 from kvtune.base.commands import VERIFY, command, exported_serve, model_word, recipe_commands
-from kvtune.base.units import count
+from kvtune.base.units import count, span
 from kvtune.data.knobs import CORE, TIER_SIZE, knob_of
 from kvtune.data.layout.models import SHAPES
 from kvtune.data.recipe import text_of
@@ -59,13 +59,13 @@ def study_sections(study: StudyView) -> Iterator[Section | None]:
     ]
     knobs = list(dict.fromkeys([*(effect.knob for effect in study.effects), *_varied(done)]))
     yield _outcome(study, objective)
-    yield maps_section(done, knobs, objective)
+    yield maps_section(done, knobs, objective, study.result.best)
     yield _finalists(study, objective)
     yield _trials(study, objective)
     yield effects_section(study.effects, objective, place, _varied(done))
     yield front_section(done, study.front, study.axes)
     yield _use(study)
-    yield _every(study)
+    yield _every(study, objective)
 
 
 def _varied(trials: Sequence[Trial]) -> list[str]:
@@ -170,6 +170,9 @@ def words(study: StudyView) -> tuple[str, str, str]:
             f"Nothing tried here was shown to be better than stock vLLM: {phrase_of(best, objective)} at best, "
             f"{quantity_of(stock, objective)} with stock, {where}."
         )
+    if study.tied > 1:
+        tried = len({str(t.settings) for t in study.result.trials if t.on == "sim"})
+        result += f" {study.tied} of {tried} settings tie: this one changes the fewest defaults."
     if study.why:
         result += f" {_capitalized(study.why)}."
     if study.result.recipe and isinstance(setup.device, Timed):
@@ -215,12 +218,12 @@ def _engine_row(runs: EngineRuns, objective: str) -> tuple[Cell | str, ...]:
     interval, word = Cell("–"), runs.why
     if figure is not None and figure.low is not None and figure.high is not None:
         ends = (unit.text(end, signed=True) for end in (figure.low, figure.high))
-        interval, word = Cell(" to ".join(ends), figure.low), figure.verdict
+        interval, word = Cell(span(*ends), figure.low), figure.verdict
     return (
         settings_text(runs),
         Cell(str(len(values)), len(values)),
         cell(runs.mean, unit.number),
-        Cell(f"{unit.number(min(values))} to {unit.number(max(values))}", min(values)) if values else "–",
+        Cell(span(unit.number(min(values)), unit.number(max(values))), min(values)) if values else "–",
         interval,
         cell(figure.relative if figure is not None else None, lambda change: f"{100 * change:+.1f} %"),
         Cell(word, css=word if word in ("better", "worse") else "quiet"),
@@ -251,7 +254,7 @@ def _use(study: StudyView) -> Section | None:
 def _trials(study: StudyView, objective: str) -> Section | None:
     """Make the table of what came out, the best first. Trials of equal results stand in one row."""
     trials = _all_trials(study)
-    rows = folded_rows(best_first(trials, objective))
+    rows = folded_rows(best_first(trials, objective, study.result.best))
     kept = rows[:SHOWN] + [row for row in rows[SHOWN:] if row.first.role == "baseline"]
     lead = "The best first; trials of equal results stand in one row."
     if any(trial.on == "sim" and _timed(trial) for trial in trials):
@@ -262,7 +265,7 @@ def _trials(study: StudyView, objective: str) -> Section | None:
     if any(trial.role == "baseline" for trial in trials):
         notes.append("baseline: stock vLLM, without any of these settings")
     facts = tuple((knob.head, knob.help) for knob in map(knob_of, named(trials)))
-    tables = (terse(kept),) if kept else ()
+    tables = (terse(kept, objective),) if kept else ()
     return (
         Section("results", "Results", lead, tables=tables, notes=tuple(notes), facts=facts)
         if trials
@@ -270,10 +273,10 @@ def _trials(study: StudyView, objective: str) -> Section | None:
     )
 
 
-def _every(study: StudyView) -> Section:
+def _every(study: StudyView, objective: str) -> Section:
     best, trials = study.result.best, _all_trials(study)
     lead = "Every trial with every figure, in the order they ran." if trials else "There are none."
-    table = whole(trials, best.number if best is not None else None)
+    table = whole(trials, objective, best.number if best is not None else None)
     return Section("trials", "Trials", lead, tables=(table,), page_only=True)
 
 

@@ -157,6 +157,8 @@ class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     result: StudyResult
     drawn_on: Place
     """Engine or simulator, whichever completed more trials: charts show only its trials."""
+    tied: int = 0
+    """Simulated trials with the figures of the best one, itself among them."""
     best_flags: tuple[str, ...] = ()
     """vLLM's flags of the best trial."""
     effects: tuple[Effect, ...] = ()

@@ -109,48 +109,57 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
     return [Row(tuple(same)) for same in rows.values()]
 
 
-def best_first(trials: Sequence[Trial], objective: str) -> list[Trial]:
-    """Sort by the objective, the best first. Trials without a figure are last, after those with a figure of 0."""
-    better = shown_as(objective).better
+def best_first(trials: Sequence[Trial], objective: str, best: Trial | None = None) -> list[Trial]:
+    """Sort by the objective, `best` before its equals. Trials without a figure are last, after those of 0."""
+    better, chosen = shown_as(objective).better, best.number if best is not None else None
 
-    def order(trial: Trial) -> float:
+    def order(trial: Trial) -> tuple[float, bool]:
         figure = figure_of(trial, objective)
-        return float("inf") if figure is None else -better * figure
+        return float("inf") if figure is None else -better * figure, trial.number != chosen
 
     return sorted(trials, key=order)
 
 
-def whole(trials: Sequence[Trial], best: int | None) -> Grid:
+def whole(trials: Sequence[Trial], objective: str, best: int | None) -> Grid:
     """Make the page's table: a row for each trial, a column for each knob and each figure that a trial has."""
     names = [n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or _has(trials, n)]
-    return _table([Row((t,)) for t in trials], names, _knob_columns(named(trials)), best)
+    return _table([Row((t,)) for t in trials], objective, names, _knob_columns(named(trials)), best)
 
 
-def terse(rows: Sequence[Row]) -> Grid:
+def terse(rows: Sequence[Row], objective: str = MAIN[0]) -> Grid:
     """Make the short table, without columns that are equal in all rows; `common` names their knobs."""
     trials = [trial for row in rows for trial in row.trials]
     names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)
     knobs = varied(trials)
     together = {"settings": lambda row: Cell(row.settings(knobs))}
-    return _table(rows, names, _knob_columns(knobs) if len(knobs) <= KNOB_COLUMNS else together)
+    return _table(rows, objective, names, _knob_columns(knobs) if len(knobs) <= KNOB_COLUMNS else together)
 
 
 def _table(
-    rows: Sequence[Row], names: Sequence[str], settings: Mapping[str, Setting], best: int | None = None
+    rows: Sequence[Row],
+    objective: str,
+    names: Sequence[str],
+    settings: Mapping[str, Setting],
+    best: int | None = None,
 ) -> Grid:
-    """Make a table; the columns `on` and `state` only where they tell trials apart."""
+    """Make a table, the objective before the settings; `on` and `state` only where they tell trials apart."""
     trials = [trial for row in rows for trial in row.trials]
     columns: list[tuple[Column, Setting]] = [(Column("trial", folds=True, least=14), partial(_name, best))]
     if len({trial.on for trial in trials}) > 1:
         columns.append((Column("on", right=False), lambda row: Cell(row.first.on)))
-    columns += [(Column(head, right=False, folds=True), setting) for head, setting in settings.items()]
-    columns += [
-        (
-            Column(shown_as(name).head_with_unit, rank=RANKS.get(name, 3 * (name not in MAIN))),
+    figures: dict[str, tuple[Column, Setting]] = {
+        name: (
+            Column(
+                shown_as(name).head_with_unit,
+                rank=0 if name == objective else RANKS.get(name, 3 * (name not in MAIN)),
+            ),
             partial(_figure, name),
         )
-        for name in names
-    ]
+        for name in (objective, *names)
+    }
+    columns.append(figures.pop(objective))
+    columns += [(Column(head, right=False, folds=True), setting) for head, setting in settings.items()]
+    columns += figures.values()
     if any(trial.state != "complete" for trial in trials):
         state = Column("state", right=False, folds=True, least=12)
         columns.append((state, lambda row: Cell(row.first.why or row.first.state)))

@@ -15,7 +15,7 @@ from kvtune.answers.tune.effects import around
 from kvtune.answers.tune.objective import Objective, axes, front
 from kvtune.answers.tune.result import EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial
 from kvtune.answers.tune.sweep import RESULT, result
-from kvtune.answers.tune.ties import best
+from kvtune.answers.tune.ties import best, tied
 from kvtune.answers.tune.trials.journal import FORMAT, MOST_BYTES, Head, decoded
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.files import open_regular, read_regular, real
@@ -172,14 +172,17 @@ def view(
             baseline=confirmation.baseline or outcome.baseline,
             verdict=shown or structs.replace(outcome.verdict, winner=False),
         )
+    leader = outcome.best
+    if leader is not None:
+        chosen = next((t for t in drawn if t.state == "complete" and t.settings == leader.settings), chosen)
+    replays = [t for t in drawn if t.state == "complete" and t.on == "sim"]
     return StudyView(
         setup=study.setup,
+        tied=len(tied(leader, replays, objective)) if leader is not None and leader.on == "sim" else 0,
         result=structs.replace(outcome, kind=study.kind, recipe=str(recipe) if recipe else None),
         drawn_on=drawn_on,
         best_flags=tuple(
-            without_overridden(
-                study.setup.with_knobs(outcome.best.settings if outcome.best else {}).engine_args
-            )
+            without_overridden(study.setup.with_knobs(leader.settings if leader else {}).engine_args)
         ),
         effects=tuple(around(chosen, drawn, objective)) if chosen is not None and drawn_on == "sim" else (),
         front=tuple(t.number for t in front(drawn, axes(objective))),

@@ -1,6 +1,6 @@
 """Chooses one of several trials with equal figures. Pure.
 
-Criteria in this order: least host memory; fewest values changed from the defaults; fewest knobs; best mean figure of
+Criteria in this order: fewest values changed from the defaults; least host memory; fewest knobs; best mean figure of
 the neighbours (trials that differ in one knob); lowest number.
 """
 
@@ -37,12 +37,12 @@ def best(trials: Sequence[Trial], objective: Objective) -> Trial | None:
 def among_equals(leader: Trial, trials: Sequence[Trial], objective: Objective) -> Trial:
     """Return the trial to choose among those with the leader's figures."""
     tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, objective)]
-    equals = [t for t in tried if t is leader or equal(t, leader, objective)]
+    equals = tied(leader, tried, objective)
     defaults = _engine_defaults(trials)
     keys = [
         (
-            tier_gib(t.summary),
             _changed(t, defaults),
+            tier_gib(t.summary),
             len(t.settings),
             -_neighbours(t, tried, objective),
             t.number,
@@ -50,6 +50,11 @@ def among_equals(leader: Trial, trials: Sequence[Trial], objective: Objective) -
         for t in equals
     ]
     return equals[keys.index(min(keys))]
+
+
+def tied(leader: Trial, tried: Sequence[Trial], objective: Objective) -> list[Trial]:
+    """Return the trials with the leader's figures, itself among them."""
+    return [t for t in tried if t.number == leader.number or equal(t, leader, objective)]
 
 
 def equal(first: Trial, other: Trial, objective: Objective) -> bool:

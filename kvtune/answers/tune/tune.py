@@ -129,7 +129,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     sides = [Contender("trial", t.settings, replayed=score) for t, score in zip(best, scores, strict=True)]
     if s.collector:
         sides += [Contender("trial", {**best[0].settings, **more}) for more in COLLECTOR]
-    progress.phase(f"finalists on the engine{_least_time(baseline, sides)}")
+    progress.phase(f"finalists on the engine{_least_time(objective, baseline, sides)}")
     confirmed = confirm(bout, baseline, sides, objective, rounds=s.rounds, budget_s=s.budget_s)
     if left := best[len(confirmed.finalists) :]:
         numbers = ", ".join(str(trial.number) for trial in left)
@@ -153,14 +153,23 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
     return [*grid(space), *(COLLECTOR if s.collector else ())]
 
 
-def _least_time(baseline: Contender, sides: Sequence[Contender]) -> str:
-    """Say how long two rounds, the minimum, will take, estimated from stock's run; "" without such a run."""
+def fewest_runs(objective: Objective, finalists: int, *, in_turn: bool) -> int:
+    """Return the engine runs of a confirmation at least: of stock and of each finalist.
+
+    `in_turn`: finalists that replays ranked for sure run one after the other, so the first may do.
+    """
+    timed = any(each.timed for each in objective.all)
+    return 2 * FEWEST if in_turn and objective.replayed and not timed else (finalists + 1) * FEWEST + timed
+
+
+def _least_time(objective: Objective, baseline: Contender, sides: Sequence[Contender]) -> str:
+    """Say how long the least runs take after stock's first, estimated from that; "" without it."""
     if not baseline.runs:
         return ""
     header = baseline.runs[-1].header
     in_turn = all(side.replayed is not None for side in sides)
-    runs = FEWEST * 2 - 1 if in_turn else FEWEST * (len(sides) + 1)
-    return f": {runs} runs or more, about {runs * (header.startup_s + header.wall_s) / 60:.0f} min"
+    runs = fewest_runs(objective, len(sides), in_turn=in_turn) - 1
+    return f": {runs} runs or more, at least {runs * (header.startup_s + header.wall_s) / 60:.0f} min"
 
 
 def _on_engine_alone(

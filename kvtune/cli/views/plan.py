@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from kvtune.base.units import count, size
+from kvtune.base.units import count, size, span
 from kvtune.data.run.durations import known_durations
 from kvtune.requests.types import Workload
 
@@ -54,21 +54,25 @@ def minutes(seconds: float) -> str:
 
 
 def engine_plan(
-    model: str, workload: Workload, runs: int, folder: Path, *, most: bool = False, source: str = "engine"
+    model: str, workload: Workload, runs: int, folder: Path, *, fewest: int = 0, source: str = "engine"
 ) -> str:
     """Return the plan as text: `2 engine runs of rounds (36 requests) ..`.
 
-    `most`: `runs` is an upper limit. `source`: "engine", or "host" for runs on a simulated device.
+    `fewest`: of an unknown number of runs, at most `runs`. `source`: engine, or host: a simulated device.
     """
     durations = known_durations(folder, model, workload.hash, source)
+    numbers = (min(fewest or runs, runs), runs)
+    many = span(*map(str, numbers))
     what = (
-        f"{'up to ' if most else ''}{runs} engine run{'s' if runs > 1 else ''} of {workload.name} "
-        f"({count(len(workload.requests))} requests), {runs} engine start{'s' if runs > 1 else ''}"
+        f"{many} engine run{'s' if runs > 1 else ''} of {workload.name} "
+        f"({count(len(workload.requests))} requests), {many} engine start{'s' if runs > 1 else ''}"
     )
-    if durations.run_s is not None:
-        return f"{what}; about {minutes(runs * durations.run_s)}: a run of this load takes {durations.run_s:.0f} s here"
-    if durations.start_s is not None:
-        starts = f"the start{'s' if runs > 1 else ''} about {minutes(runs * durations.start_s)}"
+    if (run_s := durations.run_s) is not None:
+        time = span(*(minutes(number * run_s) for number in numbers))
+        return f"{what}; about {time}: a run of this load takes {run_s:.0f} s here"
+    if (start_s := durations.start_s) is not None:
+        time = span(*(minutes(number * start_s) for number in numbers))
+        starts = f"the start{'s' if runs > 1 else ''} about {time}"
         return f"{what}; {starts}, and the load, which was not measured here yet"
     return f"{what}; how long is not known: nothing was measured here yet"
 
@@ -102,20 +106,20 @@ def replay_seconds(setup: Setup, folder: Path) -> float | None:
 
 
 def announce_study(
-    setup: Setup, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
+    setup: Setup, workload: Workload, folder: Path, *, replays: int, runs: int, fewest: int = 0
 ) -> None:
-    """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit, `replays` a lower one."""
+    """Print a search's plan: its replays and engine runs. `fewest`: `runs` is an upper limit, `replays` a lower one."""
     from kvtune.lab.sim.simulators import replays_at_once
 
     say_loss(workload)
     if replays:
         plan = replay_plan(setup, replays, min(replays, replays_at_once()), folder)
-        announce(f"{'at least ' if most else ''}{plan}")
+        announce(f"{'at least ' if fewest else ''}{plan}")
     if runs:
         from kvtune.lab.device.settings import Timed
 
         source = "host" if isinstance(setup.device, Timed) else "engine"
-        announce(engine_plan(setup.model, workload, runs, folder, most=most, source=source))
+        announce(engine_plan(setup.model, workload, runs, folder, fewest=fewest, source=source))
 
 
 def announce(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -13,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvtune.answers.tune.objective import Objective
-from kvtune.answers.tune.result import StudyResult, Trial, study_identity
+from kvtune.answers.tune.result import Place, StudyResult, Trial, study_identity
 from kvtune.answers.tune.rows import MAIN, best_first, folded_rows, phrase_of, terse, value_of
 from kvtune.answers.tune.space.grid import shown
 from kvtune.answers.tune.trials.journal import StudyJournal
@@ -27,14 +28,19 @@ LIVE_ROWS = 12
 
 
 class TrialsView:
-    """Shows trials as they end. Call it with each trial. Without a terminal each trial is a line."""
+    """Shows trials as they end. Call it with each trial. Without a terminal each trial is a line.
 
-    def __init__(self, total: int, objective: Objective) -> None:
-        self._total, self._by = total, objective
+    `planned`: how many run where. How many engine runs a confirmation takes is not known, so they are not among them:
+    they are counted as they come, and the time that is left is that of the planned ones.
+    """
+
+    def __init__(self, planned: Mapping[Place, int], objective: Objective) -> None:
+        self._planned, self._by = {place: number for place, number in planned.items() if number}, objective
         self._trials: list[Trial] = []
+        self._took_s: dict[Place, float] = {}
         self._console = console(stderr=True)
         self._phase = "starting"
-        self._began = monotonic()
+        self._began = self._last = monotonic()
         self._ticker = Ticker(self._done)
         self._live = Live(console=self._console, transient=True, get_renderable=self._drawn)
 
@@ -56,6 +62,9 @@ class TrialsView:
 
     def __call__(self, trial: Trial) -> None:
         self._trials.append(trial)
+        now = monotonic()
+        self._took_s[trial.on] = self._took_s.get(trial.on, 0.0) + now - self._last
+        self._last = now
         if not self._console.is_terminal:
             self._ticker.said()
             name = "stock (baseline) on" if trial.role == "baseline" else f"trial {trial.number} on"
@@ -71,20 +80,40 @@ class TrialsView:
             print(text, file=sys.stderr, flush=True)
 
     def _done(self) -> str:
-        """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s, about 24 s left`."""
-        done, total, took = len(self._trials), self._total, monotonic() - self._began
-        left = f", about {minutes(took / done * (total - done))} left" if 0 < done < total else ""
-        return f"{self._counted()} trials done, {self._phase}, {minutes(took)}{left}"
+        """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s so far, about 24 s left`."""
+        left_s = self._left_s()
+        left = f", about {minutes(left_s)} left" if left_s else ""
+        if left and any(trial.on not in self._planned for trial in self._trials):
+            left += " of the replays"
+        return (
+            f"{self._counted('trial')} done, {self._phase}, {minutes(monotonic() - self._began)} so far{left}"
+        )
 
-    def _counted(self) -> str:
-        """Return `3 of 9`; `10` where there are more than were planned."""
-        done = len(self._trials)
-        return f"{done} of {self._total}" if done <= self._total else str(done)
+    def _left_s(self) -> float:
+        """Return the time of the planned trials that have not run; 0 if nothing tells it."""
+        left_s = 0.0
+        for place, number in self._planned.items():
+            done = sum(trial.on == place for trial in self._trials)
+            if number > done == 0:
+                return 0.0
+            left_s += self._took_s.get(place, 0.0) / max(1, done) * max(0, number - done)
+        return left_s
+
+    def _counted(self, noun: str = "") -> str:
+        """Return `3 of 9`; `10` where there are more than were planned; engine runs that were not planned beside it."""
+        done, total = sum(trial.on in self._planned for trial in self._trials), sum(self._planned.values())
+        runs = len(self._trials) - done
+        counts = [f"{done} of {total}" if done <= total else str(done)] if self._planned else []
+        if counts and noun:
+            counts[0] += f" {noun}s"
+        if runs or not counts:
+            counts.append(f"{runs} engine run{'' if runs == 1 else 's'}")
+        return " and ".join(counts)
 
     def _drawn(self) -> RenderableType:
         rows = folded_rows(best_first(self._trials, self._by.name))[:LIVE_ROWS]
         title = Text(self._done(), style="italic")
-        return Group(title, terse(rows).fitted(2)) if rows else title
+        return Group(title, terse(rows, self._by.name).fitted(2)) if rows else title
 
 
 def finish(

@@ -7,12 +7,13 @@ that does not fit its type (a damaged file, a newer kvtune) reads as not recorde
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from kvtune.base.errors import reason
+from kvtune.base.units import percent
 from kvtune.data.run.funnel import Funnel
 from kvtune.data.run.ranges import Number, Positive, Scalar, Whole
 from kvtune.data.tally import Hits, Tally
@@ -164,6 +165,21 @@ class ServerShare(Tally, frozen=True, kw_only=True):
             return self.why
         since = time.strftime("%H:%M:%S", time.localtime(down))
         return f"DOWN since {since}: what it counted after its last answer is in no sum"
+
+
+UNEVEN, ENOUGH = 1.5, 10
+"""A server's share of the prompt tokens over the mean's, and requests a server, from which a router is uneven."""
+
+
+def uneven(servers: Sequence[ServerShare]) -> str:
+    """Return how uneven a router divided the prompt tokens, after its hits; "" if it did not."""
+    asked, whole = [server.query_tokens for server in servers], sum(server.query_tokens for server in servers)
+    few = sum(server.requests for server in servers) < ENOUGH * len(servers)
+    if few or max(asked) * len(asked) < UNEVEN * whole:
+        return ""
+    shares = [percent(tokens, whole, 0) for tokens in sorted(asked)]
+    shown = ", ".join(shares) if len(shares) <= 4 else f"{shares[0]} to {shares[-1]}"
+    return f"; uneven: the servers got {shown} of the prompt tokens"
 
 
 Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvtune.base.units import span
 from kvtune.data.run.ranges import Whole
 
 
@@ -24,11 +25,10 @@ class Range(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> str:
-        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+        return span(f"{self.least:,}", f"{self.most:,}")
 
     def words(self, whole: int) -> str:
-        low, high = (f"{100 * tokens / whole:.0f}" for tokens in (self.least, self.most))
-        return f"{low} %" if low == high else f"{low} to {high} %"
+        return f"{span(*(f'{100 * tokens / whole:.0f}' for tokens in (self.least, self.most)))} %"
 
 
 class Funnel(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvtune.base.units import span
 from kvtune.data.show.charts import columns, spec_of
 from kvtune.data.show.parts import Cell, Chart, Grid, cell, grid
 from kvtune.data.show.terminal import Column
@@ -54,8 +55,8 @@ def interval_text(figure: Figure) -> str:
         return "–"
     ends = (figure.low, figure.high)
     if figure.a and not in_points(figure):
-        return " to ".join(f"{100 * end / abs(figure.a):+.1f} %" for end in ends)
-    return " to ".join(quantity(figure.path).text(end, signed=True) for end in ends)
+        return span(*(f"{100 * end / abs(figure.a):+.1f} %" for end in ends))
+    return span(*(quantity(figure.path).text(end, signed=True) for end in ends))
 
 
 def reasons(figures: Iterable[Figure]) -> list[str]:

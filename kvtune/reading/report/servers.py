@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.base.units import count, ms, number, percent
+from kvtune.base.units import count, ms, number, percent, span
 from kvtune.data.causes import cause_title
 from kvtune.data.run.extras import ServerAccount
 from kvtune.data.run.types import Run, hits_of
@@ -110,8 +110,7 @@ class Row(NamedTuple):
 
 
 def _range(ends: tuple[float, float]) -> str:
-    low, high = ends
-    return percent(low) if high - low < 0.001 else f"{percent(low)} to {percent(high)}"
+    return span(*map(percent, ends))
 
 
 def _time(value_ms: float) -> str:

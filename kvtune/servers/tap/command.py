@@ -109,7 +109,10 @@ def run(
 
 @contextlib.contextmanager
 def _stopped() -> Iterator[asyncio.Event]:
-    """Let signals end the `with` block tidily, and the command after it; a second one cancels what it waits for."""
+    """Let signals end the `with` block tidily, and the command after it; a second one cancels what it waits for.
+
+    SIGINT, too, where a script's background job inherits that it is ignored.
+    """
     loop, stop, names = asyncio.get_running_loop(), asyncio.Event(), list[str]()
     task = asyncio.current_task()
 
@@ -120,7 +123,7 @@ def _stopped() -> Iterator[asyncio.Event]:
         stop.set()
 
     before = {number: signal.getsignal(number) for number in STOPS}
-    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    heard = {n: was for n, was in before.items() if was is not signal.SIG_IGN or n == signal.SIGINT}
     for number in heard:
         loop.add_signal_handler(number, end, number)
     try:

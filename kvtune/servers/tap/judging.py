@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice
@@ -23,6 +23,7 @@ from kvtune.requests.log.token_ids import agreeing, packed
 from kvtune.requests.text.changes import MERGED
 from kvtune.requests.text.divergence import Divergence
 from kvtune.requests.text.edits import Edit, edits, stripped
+from kvtune.requests.text.kinds import JUDGED, masked
 from kvtune.servers.tap.joining import LATE_S, Joining
 from kvtune.servers.tap.limits import REQUEST_S, TooLongError, cpu_limit
 from kvtune.servers.tap.messages import Settings
@@ -42,7 +43,14 @@ MOST_SESSIONS = 10_000
 MOST_NEAR = 4
 """The client's newest sessions of which a request may be a changed one."""
 FEWEST = 3
-"""Messages that a session must have for that: two sessions may begin with the same question."""
+"""Messages that a session must have for that, or to be gone on with under another system text: two sessions, and two
+applications, may begin with the same question."""
+AKIN = 0.5
+"""Least share of three words in a row that the system texts of one application have in common."""
+SYSTEM = ("system", "developer")
+MOST_PIECES = 3
+"""Edits of no kind by which another session's prompt may differ, such as a form that is filled."""
+UNTOLD = ("other", "line_added", "line_removed")
 MOST_REMEMBERED = 200
 """Requests whose text is remembered."""
 AGAIN_S = 30.0
@@ -196,6 +204,8 @@ class Judging:
         if divergence is None or like is None:
             return None
         alike, named = like.group == request.group, tuple(edits(like.body, request.body))
+        if not alike and _another(named, like, request):
+            named = ()
         if not named and alike:
             # What the server drops is in no body: tokens that only the earlier prompt has.
             gone, come = (some.stop - some.start for some in divergence.gap)
@@ -274,7 +284,7 @@ class Groups:
     """Finds sessions: a request goes on with that of an earlier one whose messages it begins with.
 
     Else with one of the client's newest sessions, if it has at least half of that one's messages, one of them changed;
-    or if it is that one's compaction. System texts do not count: they may change in a session.
+    or if it is that one's compaction. System texts may change in a session, to another version of them.
     """
 
     def __init__(self) -> None:
@@ -287,14 +297,15 @@ class Groups:
     def of(self, request: Request) -> str:
         messages = _messages(request)
         chain = list(accumulate(messages, lambda before, message: _hashed(before + message)))
-        group = next((self._known[name] for name in reversed(chain) if name in self._known), "")
-        group = group or self._changed(request, frozenset(messages)) or f"s{next(self._numbers)}"
-        if chain:
-            self._known[chain[-1]] = group
-            self._known.move_to_end(chain[-1])
+        system = _system(request)
+        group = self._grown(chain, system) or self._changed(request, frozenset(messages))
+        group = group or f"s{next(self._numbers)}"
+        for name in (chain[-1], _under(chain[-1], system)) if chain else ():
+            self._known[name] = group
+            self._known.move_to_end(name)
         self._newest[group] = request, frozenset(messages)
         self._newest.move_to_end(group)
-        for row, most in ((self._known, MOST_SESSIONS), (self._newest, MOST_REMEMBERED)):
+        for row, most in ((self._known, 2 * MOST_SESSIONS), (self._newest, MOST_REMEMBERED)):
             while len(row) > most:
                 row.popitem(last=False)
         return group
@@ -302,6 +313,19 @@ class Groups:
     def forget(self, number: int) -> None:
         for name in [name for name, (request, _) in self._newest.items() if request.number == number]:
             del self._newest[name]
+
+    def _grown(self, chain: Sequence[bytes], system: str) -> str:
+        """Return the session whose messages begin these, of the same system text or of another version of it."""
+        for name in reversed(chain):
+            if own := self._known.get(_under(name, system)):
+                return own
+        for length in range(len(chain), 0, -1):
+            if (group := self._known.get(chain[length - 1])) is None:
+                continue
+            newest = self._newest.get(group)
+            if length >= FEWEST or newest is None or _akin(_system(newest[0]), system):
+                return group
+        return ""
 
     def _changed(self, request: Request, messages: frozenset[bytes]) -> str:
         newest = reversed(self._newest.items())
@@ -329,6 +353,36 @@ def _client(request: Request) -> tuple[str, str, str]:
     return request.row.kind, request.api, request.row.salt
 
 
+def _another(named: Sequence[Edit], like: Request, request: Request) -> bool:
+    """Whether most edits are of no kind, and many, and the system texts are no versions of one: another application.
+
+    What its prompt has instead is no change of it.
+    """
+    untold = sum(edit.kind in UNTOLD for edit in named)
+    return untold > max(MOST_PIECES, len(named) // 2) and not _akin(_system(like), _system(request))
+
+
+def _akin(old: str, new: str) -> bool:
+    """Whether two system texts are versions of one: most of their words come one after another alike."""
+    rows = old.split(), new.split()
+    was, now = (Counter(zip(row, row[1:], row[2:], strict=False)) for row in rows)
+    return old == new or 2 * (was & now).total() > AKIN * (was.total() + now.total())
+
+
+def _system(request: Request) -> str:
+    """Return the beginning of what the system says in a request, values aside."""
+    messages = request.body.get("messages", request.body.get("input"))
+    said = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    texts = [request.body.get("system"), request.body.get("instructions")]
+    texts += [one.get("content") for one in said if one.get("role") in SYSTEM]
+    words = (text if isinstance(text, str) else json.dumps(_unmarked(text)) for text in texts if text)
+    return masked(" ".join(words)[:JUDGED])
+
+
+def _under(name: bytes, system: str) -> bytes:
+    return _hashed(name + system.encode(errors="replace"))
+
+
 def _messages(request: Request) -> list[bytes]:
     """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
     whose = " ".join(_client(request))
@@ -338,9 +392,7 @@ def _messages(request: Request) -> list[bytes]:
     if not isinstance(messages, list):
         messages = [messages]
     kept = [
-        message
-        for message in messages
-        if not isinstance(message, dict) or message.get("role") not in ("system", "developer")
+        message for message in messages if not isinstance(message, dict) or message.get("role") not in SYSTEM
     ]
     return [
         _hashed(f"{whose} {json.dumps(_unmarked(message), sort_keys=True)}".encode(errors="replace"))

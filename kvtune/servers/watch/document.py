@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kvtune.base.units import count, ms, percent
 from kvtune.data.causes import NOT_KEPT, OTHER_REPLICA, cause_title
-from kvtune.data.run.extras import ServerPrefix, ServerShare
+from kvtune.data.run.extras import ServerPrefix, ServerShare, uneven
 from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column
@@ -34,10 +34,9 @@ DIFFERENCES = (
 
 SERVERS = (
     Column("server", right=False),
-    *(
-        Column(head)
-        for head in ("prompt tokens", "requests", "hit", "another replica had it", "evicted", "pool")
-    ),
+    *(Column(head) for head in ("prompt tokens", "requests", "hit")),
+    Column("another replica had it", folds=True, least=24),
+    *(Column(head) for head in ("evicted blocks", "pool, blocks")),
 )
 
 
@@ -88,7 +87,7 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
     return Document(
         name="kvtune watch",
         subject=f"{len(shot.servers)} servers",
-        headline=f"{len(shot.servers)} servers   {shot.model}   {shot.fleet.sentence}{unknown}",
+        headline=f"{len(shot.servers)} servers   {shot.model}   {shot.fleet.sentence}{uneven(shot.servers)}{unknown}",
         sections=(
             Section(
                 "servers",
@@ -111,8 +110,10 @@ def _elsewhere(server: ServerShare) -> str:
     tokens = server.misses.get(OTHER_REPLICA, 0)
     if not server.query_tokens or not server.misses:
         return DASH
-    still = f", {percent(server.still_tokens, tokens)} of it still" if tokens else ""
-    age = f", for {ms(1000 * server.still_s)}" if tokens and server.still_s is not None else ""
+    still = (
+        f"; {percent(server.still_tokens, tokens)} of that was there when it was asked for" if tokens else ""
+    )
+    age = f", stored {ms(1000 * server.still_s)} before" if tokens and server.still_s is not None else ""
     return f"{percent(tokens, server.query_tokens)}{still}{age}"
 
 

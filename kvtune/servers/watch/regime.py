@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from kvtune.base.units import count, ms, percent
+from kvtune.base.units import count, ms, percent, span
 from kvtune.servers.watch.metrics import Between, Scrape
 
 Regime = Literal["idle", "pool-bound", "seat-bound", "compute-bound", "host-bound", "cannot tell"]
@@ -173,6 +173,10 @@ class Seen:
         self.front_share: float | None = None
         if self.ended and self.ended_s and None not in engine_s:
             self.front_share = max(0.0, 1 - sum(part or 0.0 for part in engine_s) / self.ended_s)
+        # Little's law; the gauge shows what ran before the step under way.
+        self.ran, self.prefilled = (
+            self._at_once(f"request_{part}_time_seconds") for part in ("inference", "prefill")
+        )
         self.step_tokens = tokens / self.steps if tokens is not None and self.steps else None
         output = counted("generation_tokens")
         self.computed: float | None = None
@@ -224,12 +228,30 @@ class Seen:
             return "pool"
         return "steps" if least_free >= self.most_needed() else ""
 
+    @property
+    def needs(self) -> float:
+        """The share of an engine's pool that a prompt of the mean length computes; 0 if unknown."""
+        pool, block = (self.last.blocks or 0) / self.engines, self.last.block_size or 0
+        return self.computed / block / pool if self.computed and pool and block else 0.0
+
     def tight(self, scrape: Scrape) -> bool:
         """Whether even the emptiest engine has fewer free blocks than a prompt of the mean length needs."""
         use = scrape.get("kv_cache_usage_perc")
-        pool, block = (self.last.blocks or 0) / self.engines, self.last.block_size or 0
-        needs = self.computed / block / pool if self.computed and pool and block else 0.0
-        return use is not None and min(1.0, self.engines * (1 - use)) < needs
+        return use is not None and min(1.0, self.engines * (1 - use)) < self.needs
+
+    def _at_once(self, histogram: str) -> float:
+        """The mean number of requests in a phase, by their time in it; 0 if that is longer than the looks."""
+        spent, ended = (self.between.counted(f"{histogram}_{part}") or 0.0 for part in ("sum", "count"))
+        return spent / self.between.seconds if 0 < spent <= ended * self.between.seconds else 0.0
+
+    @property
+    def fit(self) -> int:
+        """The prompts of the mean length that fill the pool, if about as many ran on average; else 0.
+
+        Only where no prompt is computed for most of the time: so no step is full.
+        """
+        fit = int(1 / self.needs) if self.needs and self.engines == 1 else 0
+        return fit if fit == round(self.ran) and 0 < self.prefilled < MOST_LOOKS.value else 0
 
     def facts(self) -> Iterator[Fact]:
         limits, each = self.limits, f"of {len(self.scrapes)} looks"
@@ -237,7 +259,8 @@ class Seen:
         if any(counts):
             yield Fact("waiting", f"{_range(counts)} for capacity, in {len(self.waits)} {each}")
         most = f" of max_num_seqs {count(limits.seats * self.engines)}" if limits.seats else ""
-        yield Fact("running", f"{_range(self.running)}{most}")
+        mean = f"; {self.ran:.1f} on average, by their inference time" if self.ran else ""
+        yield Fact("running", f"{_range(self.running)}{most}{mean}")
         uses = [u for scrape in self.scrapes if (u := scrape.get("kv_cache_usage_perc")) is not None]
         if uses:
             need = self.most_needed()
@@ -272,7 +295,10 @@ def _judged(seen: Seen) -> Judged:
             f"the pool had no block left: running requests were preempted {count(seen.preempted)} times",
             "no preemption, while as many requests run",
         )
-    if seen.front_share is not None and seen.front_share >= FRONT_SHARE.value and any(seen.running):
+    if idle := _judged_idle(seen):
+        return idle
+    # A request that the API server reads is at no look running or waiting.
+    if seen.front_share is not None and seen.front_share >= FRONT_SHARE.value:
         return (
             "host-bound",
             f"{percent(seen.front_share)} of the requests' time was the API server's, before and behind the engine",
@@ -282,7 +308,7 @@ def _judged(seen: Seen) -> Judged:
     return _judged_queue(seen) if many else _judged_without_queue(seen)
 
 
-def _judged_without_queue(seen: Seen) -> Judged:
+def _judged_idle(seen: Seen) -> Judged | None:
     busy = any(seen.running) or seen.waits or seen.deferred
     short = bool(seen.ended) and (seen.ended_s or 0.0) <= IDLE_SHARE.value * seen.between.seconds
     if not busy and (not seen.steps or short):
@@ -292,6 +318,10 @@ def _judged_without_queue(seen: Seen) -> Judged:
             + (f", and those that ended between took {ms(1000 * seen.ended_s)}" if seen.ended_s else ""),
             "a look with a running request; a first step that has not ended yet is in no metric",
         )
+    return None
+
+
+def _judged_without_queue(seen: Seen) -> Judged:
     if seen.deferred:
         return _unknown(
             "requests wait, but not for capacity: vLLM defers them (LoRA adapters, KV transfers, grammars)",
@@ -320,11 +350,11 @@ def _judged_queue(seen: Seen) -> Judged:
             "a look with fewer running requests, and others that wait",
         )
     if case == "pool":
-        return (
-            "pool-bound",
-            "requests wait, seats are free, and fewer blocks are free than a prompt of the mean length needs",
-            "requests that wait with a larger pool, as many",
-        )
+        why = "seats are free, and fewer blocks are free than a prompt of the mean length needs"
+        return _pool(seen, why)
+    if seen.fit and (not seats or seen.fit < seats):
+        ran = f"{seen.ran:.1f} run on average by their inference time"
+        return _pool(seen, f"{ran}, and {count(seen.fit)} of the mean length fill the pool", seen.fit)
     if case == "steps":
         return _judged_steps(seen)
     if not seats:
@@ -336,8 +366,24 @@ def _judged_queue(seen: Seen) -> Judged:
     )
 
 
+def _pool(seen: Seen, why: str, running: int = 0) -> Judged:
+    """The pool holds the next request back, if `running` is not all that a max_num_seqs that nobody told allows."""
+    refuted_by = "requests that wait with a larger pool, as many"
+    if seen.limits.seats or not running:
+        return "pool-bound", f"requests wait, {why}", refuted_by
+    condition = f"pool-bound, unless --max-num-seqs is {count(running)}"
+    missing = f"max_num_seqs is not in /metrics: {GIVE}"
+    return "pool-bound", f"requests wait, {why}: {condition}", refuted_by, missing
+
+
 def _judged_steps(seen: Seen) -> Judged:
     limit, tokens = seen.limits.step_tokens, seen.step_tokens or 0.0
+    if not seen.steps:
+        return _unknown(
+            f"requests wait though seats and blocks are free, and no step ended in {seen.between.seconds:.0f} s",
+            "what a step computes is in no metric before it ends",
+            "a step that ends",
+        )
     if not limit or tokens < FULL_SHARE.value * limit:
         other = "what else holds them back (chunks at block ends, a connector, a pause) is in no metric"
         return _unknown(
@@ -359,14 +405,8 @@ def _judged_unknown_seats(seen: Seen) -> Judged:
     running = set(seen.running)
     tight = sum(map(seen.tight, seen.waits))
     if seen.engines == 1 and tight > MOST_LOOKS.value * len(seen.waits):
-        most = count(max(running))
-        return (
-            "pool-bound",
-            "requests wait, and fewer blocks are free than a prompt of the mean length needs: "
-            f"pool-bound, unless --max-num-seqs is {most}",
-            "requests that wait with a larger pool, as many",
-            f"max_num_seqs is not in /metrics: {GIVE}",
-        )
+        why = "and fewer blocks are free than a prompt of the mean length needs"
+        return _pool(seen, why, max(running))
     same = len(running) == 1 and len(seen.waits) == len(seen.scrapes) >= SAME_LOOKS.value
     if same and (seen.answered or 0) >= min(running) >= SAME_LOOKS.value:
         uses = [scrape.get("kv_cache_usage_perc") for scrape in seen.scrapes]
@@ -385,8 +425,7 @@ def _judged_unknown_seats(seen: Seen) -> Judged:
 
 
 def _range(counts: Sequence[int]) -> str:
-    low, high = min(counts), max(counts)
-    return count(low) if low == high else f"{count(low)} to {count(high)}"
+    return span(count(min(counts)), count(max(counts)))
 
 
 def _float(text: str | None) -> float:

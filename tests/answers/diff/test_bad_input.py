@@ -122,3 +122,58 @@ def test_a_file_without_models_is_refused(
     (tmp_path / "models").write_text("\n")
     assert run(["diff", *sides, "--models", str(tmp_path / "models")]) == 2
     assert "names no model" in capsys.readouterr().err
+
+
+def test_the_python_of_a_folder_is_named_before_it_runs(
+    sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["diff", *sides, "tiny-llama"]) == 0
+    first, second = capsys.readouterr().err.splitlines()[:2]
+    assert [first, second] == [f"running the Python of {side}, as you .." for side in sides]
+
+
+@pytest.mark.parametrize("model", ["tiny-lama", "empty", "file", "./none", "qwen3-nxt-80b"])
+def test_a_model_that_is_none_ends_the_command_before_a_version_is_asked(
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sides: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert run(["diff", *sides, model]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and model in told.err.splitlines()[0]
+
+
+def test_models_of_which_no_version_answers_are_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that a version takes and the other does not is an answer, its reason first."""
+    models = tmp_path / "models"
+    models.write_text("tiny-lama\nnone\n")
+    silent = [version_that_answers(tmp_path / version, version) for version in ("0.31.0", "0.32.0")]
+    assert run(["diff", *silent, "--models", str(models), "--json"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "tiny-lama: both: the process that asks vLLM ended" in told.err
+    models.write_text("new-one\n")
+    refused = ModelReply(model="new-one", missed=["ValueError: no architecture NewForCausalLM"])
+    sides = [
+        version_that_answers(tmp_path / "other", "0.31.0", refused),
+        version_that_answers(tmp_path / "newer", "0.32.0", ModelReply(model="new-one", figures=figures(16))),
+    ]
+    assert run(["diff", *sides, "--models", str(models)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("new-one cannot be compared: old: ValueError")
+
+
+@pytest.mark.parametrize("names", [("0.32", "0.32.0"), ("0.34.1", "0.34.1"), ("{side}", "{side}/../old")])
+def test_one_vllm_of_two_names_differs_in_nothing_and_nobody_is_asked(
+    names: tuple[str, str], sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["diff", *(name.format(side=sides[0]) for name in names), "tiny-llama"]) == 0
+    told = capsys.readouterr()
+    assert "nothing can differ" in " ".join(told.out.split()) and told.err == ""
+    assert run(["diff", "0.32", "0.32.0", "tiny-llama", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"] == []

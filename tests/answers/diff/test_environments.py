@@ -71,7 +71,7 @@ def test_no_such_version_and_no_network_are_told_apart(
 def test_a_folder_with_an_interpreter_is_an_environment(tmp_path: Path) -> None:
     script(tmp_path / "venv" / "bin" / "python", "exit 0")
     found, said = made(str(tmp_path / "venv"))
-    assert found.python == str(tmp_path / "venv" / "bin" / "python") and said == []
+    assert found.python == str(tmp_path / "venv" / "bin" / "python") and len(said) == 1
 
 
 def test_anything_else_is_refused(tmp_path: Path) -> None:

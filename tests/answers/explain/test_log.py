@@ -351,3 +351,24 @@ def test_a_log_of_anthropics_bodies_gets_the_answer_of_the_same_log_of_openais(
     assert said[0]["hit_tokens"] < 0.05 * said[0]["query_tokens"] and [
         g["kind"] for g in said[0]["groups"]
     ] == ["time"]
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+@pytest.mark.parametrize(
+    "reader", [("--model", "tiny-llama"), ("--tokenizer", "/no/folder", "--bounds-only")]
+)
+def test_an_empty_log_is_told_before_anything_begins_that_reads_text(
+    content: str,
+    reader: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def begun(*_: object) -> None:
+        raise AssertionError("a tokenizer is loaded")
+
+    monkeypatch.setattr("kvtune.requests.loads.sources.renderer", begun)
+    log = tmp_path / "log.jsonl"
+    log.write_text(content)
+    assert kvtune(["explain-log", str(log), *reader]) == 2
+    assert f"{log} is empty" in capsys.readouterr().err

@@ -142,6 +142,26 @@ def test_text_paints_before_the_charts(opened: Open) -> None:
     assert 0 < paint < page.execute_script("return Number(document.documentElement.dataset.charts)")
 
 
+def test_charts_are_drawn_before_the_page_has_loaded(browser: Any, opened: Open) -> None:
+    """Whoever prints or captures a page at its load event gets no holes."""
+    at_load = {
+        "source": "addEventListener('load', () => { window.atLoad = document.documentElement.dataset.ready; })"
+    }
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", at_load)
+    page = opened("run")
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    assert page.execute_script("return window.atLoad") == "yes"
+    assert page.execute_script("return document.querySelectorAll('iframe').length") == 0
+
+
+def test_the_first_card_has_the_bar_of_hits_and_misses(opened: Open) -> None:
+    page = opened("run")
+    bar = page.execute_script(
+        "return document.querySelector('main section').querySelectorAll('#chart-causes .mark-rect path').length"
+    )
+    assert bar > 1
+
+
 def test_hostile_strings_run_nothing(opened: Open) -> None:
     page = opened("hostile")
     assert "owned" not in page.title.replace("document.title='owned'", "")

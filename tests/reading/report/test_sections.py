@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvtune.data.run.types import CoreInfo, ProbeInfo
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.report import sections
+from kvtune.reading.report.sections import culprits
+from tests.golden.synthetic import replace_header
 from tests.reading.report.drawn import run_of, run_page, summary_text
 
 NEW = '''
@@ -42,3 +46,19 @@ def test_a_new_section_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_every_section_has_its_own_place() -> None:
     places = [module.PLACE for module in sections.modules()]
     assert len(places) == len(set(places)) > 10
+
+
+@pytest.mark.parametrize("core", ["kvtune", "stock"])
+def test_a_census_without_a_collection_says_why_and_what_to_run(core: str) -> None:
+    run = replace_header(
+        run_of("rounds"), source="engine", probe=ProbeInfo(level="types"), core=CoreInfo(name=core)
+    )
+    none = {name: column[:0] for name, column in run.tables["gc"].items()}
+    silent = dataclasses.replace(run, tables={**run.tables, "gc": none})
+    drawn = culprits.section(RunAnalysis(silent))
+    assert drawn is not None and "0 collections came" in drawn.lead
+    said = [line for _, line in drawn.asked]
+    assert all("--probe types" in line for line in said) and "-w seed-decode-short" in said[-1]
+    assert [line for line in said if "--core stock" in line] == (said[:1] if core == "kvtune" else said)
+    off = replace_header(silent, probe=ProbeInfo(level="light"))
+    assert culprits.section(RunAnalysis(off)) is None

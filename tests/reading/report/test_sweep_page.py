@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from kvtune.answers.tune.document import study_sections
+from kvtune.answers.tune.document import words as advice
 from kvtune.answers.tune.objective import objective
 from kvtune.answers.tune.result import StudyView
+from kvtune.answers.tune.rows import settings_text
 from kvtune.answers.tune.study import is_study, read_study, saved_result, view
 from kvtune.answers.tune.sweep import keep_result
+from kvtune.base.units import span
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.reading.report.drawn import study_page, words
@@ -38,6 +41,39 @@ def test_a_heat_map_for_each_block_size() -> None:
     assert len(made["maps"].data[maps[1].id]["figure"]) == 9
     assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size"}
     assert made["effects"].charts[0].title == "pin_window"
+
+
+@pytest.mark.parametrize("pins", [(0, 1024, 2048), (1024, 0, 512, 2048)])
+def test_of_settings_that_tie_one_is_the_best_everywhere(pins: tuple[int, ...]) -> None:
+    """All but those with the first pin window hit 100 %, and one failed; the default of min_drop is 16."""
+    study = studies.viewed(studies.grid_study(pins=pins, gain=9.0))
+    best = study.result.best
+    assert best is not None and best.settings["min_drop"] == 16
+    made, number = sections(study), 6 * len(pins)
+    setting = settings_text(best)
+    assert f"{number - 7} of {number} settings tie" in advice(study)[0]
+    assert advice(study)[0].startswith(setting) and made["outcome"].tiles[0].more == setting
+    row = [cell.text for cell in made["results"].tables[0].rows[0]]
+    assert row[2:5] == [str(best.settings[knob]) for knob in ("pin_window", "min_drop", "block_size")]
+    framed = [
+        (data["x"][place], data["y"][place])
+        for data in (made["maps"].data[chart.id] for chart in made["maps"].charts)
+        for place, at in enumerate(data["best"])
+        if at
+    ]
+    assert framed == [(str(best.settings["pin_window"]), "16")]
+
+
+def test_the_objective_stands_before_the_settings() -> None:
+    """A narrow page shows what decides without scrolling."""
+    made = sections(studies.viewed(studies.grid_study()))
+    for section in ("results", "trials"):
+        assert [column.head for column in made[section].tables[0].columns[:2]] == ["trial", "hit rate (%)"]
+
+
+def test_an_interval_without_width_is_one_figure() -> None:
+    assert span("+32.7 points", "+32.7 points") == "+32.7 points"
+    assert span("+32.6 points", "+32.7 points") == "+32.6 points to +32.7 points"
 
 
 def test_what_a_knob_did_is_drawn_only_where_nothing_else_differs() -> None:

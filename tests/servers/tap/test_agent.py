@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -216,3 +217,48 @@ def test_what_a_tap_that_joined_late_cannot_know_is_unknown() -> None:
             assert set(ask(made, body(), 1).tally.misses) == {"cold"}, "a new server's prompts are all known"
         finally:
             made.close()
+
+
+WORDS = ("cache", "block", "prompt", "token", "window", "state", "pool", "engine", "step", "time")
+
+
+def application(seed: int, lines: int = 30) -> str:
+    """A system text of words that all applications use, in an own order."""
+    draw = random.Random(seed)
+    said = "\n".join(f"- {' '.join(draw.choices(WORDS, k=9))}." for _ in range(lines))
+    return f"You are an assistant.\n{said}"
+
+
+def chat(system: str, *said: str) -> dict[str, Any]:
+    roles = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
+    return {"messages": [{"role": "system", "content": system}, *roles]}
+
+
+QUESTION = "What do you know of the town in which my aunt lives? " * 20
+
+
+def test_another_application_is_no_change_of_a_prompt(judging: Judging) -> None:
+    """However much of the question both have; of a prompt of the same application the change is named."""
+    ask(judging, chat(application(1), QUESTION), 0)
+    other = ask(judging, chat(application(2), QUESTION), 1)
+    assert other.group == "s2" and other.differs is not None and other.differs.after > 500
+    said = list(as_text(other))
+    assert any("of its tokens are also in #0, after other text" in line for line in said)
+    assert not any("mend" in line for line in said)
+    stamped = ask(judging, chat(f"Today is 2026-11-29.\n{application(2)}", QUESTION + "And now?"), 2)
+    assert stamped.group == "s3" and kinds(stamped) and "mend" in "".join(as_text(stamped))
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_applications_that_end_with_the_same_message_are_sessions_of_their_own(
+    judging: Judging, answers: int
+) -> None:
+    """Also after each one's first answer; a system text that changes in a session is another version of it."""
+    said = ("hello", "Hi!", "and you?")[: 2 * answers + 1]
+    groups = []
+    for turn in range(0, 2 * answers + 1, 2):
+        for number in range(40):
+            sent = chat(f"It is 1{turn}:0{number % 10}:21.\n{application(number)}", *said[: turn + 1])
+            groups.append(ask(judging, sent, len(groups)).group)
+    assert groups[:40] == [f"s{number}" for number in range(1, 41)]
+    assert groups[40:] in ([], groups[:40])

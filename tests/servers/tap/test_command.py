@@ -269,6 +269,15 @@ def test_an_analyst_that_does_not_read_costs_records_and_no_request(tmp_path: Pa
     assert any(line.startswith("41 requests, ") and "the analysis was slow" in line for line in one.err)
 
 
+def test_a_tap_in_a_scripts_background_obeys_sigint() -> None:
+    def ignored() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    with vllm() as server, tap(server.url, "--no-log", before=ignored) as one:
+        one.process.send_signal(signal.SIGINT)
+        assert one.wait() == 130
+
+
 @pytest.mark.parametrize("stop", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_what_waits_at_the_end_is_judged_and_logged_and_one_line_counts_all(
     tmp_path: Path, stop: signal.Signals

@@ -11,8 +11,8 @@ import msgspec
 from kvtune.servers.watch.metrics import Scrape, read
 from kvtune.servers.watch.regime import Limits
 
-RECORDED = Path(__file__).with_name("recorded") / "regimes.xz"
-"""The settings of `RECORD_TO=FILE SEED=66 pytest tests/servers/watch/test_regime_truth.py`."""
+RECORDED = Path(__file__).with_name("recorded")
+"""`regimes.xz` and `edges.xz`: `RECORD_TO=FOLDER pytest -m full tests/servers/watch/test_regime_truth.py`."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,20 @@ class Engine:
     step_us: float | None = None
     token_us: float = 0.0
     told: bool = True
+    longest: int = 2048
 
 
 @dataclass(frozen=True)
 class Load:
-    """As many requests at once; after each one a pause."""
+    """As many requests at once; after each one a pause. `words`: of a text, always the same, in place of ids."""
 
     clients: int
     prompt: int
     output: int
     pause_s: float = 0.0
     stream: bool = False
+    words: int = 0
+    warm_s: float = 1.5
 
 
 @dataclass(frozen=True)
@@ -79,5 +82,5 @@ class Tried:
         return [read(text, at) for at, text in self.texts]
 
 
-def recorded() -> list[Tried]:
-    return msgspec.json.decode(lzma.decompress(RECORDED.read_bytes()), type=list[Tried])
+def recorded(name: str) -> list[Tried]:
+    return msgspec.json.decode(lzma.decompress((RECORDED / f"{name}.xz").read_bytes()), type=list[Tried])

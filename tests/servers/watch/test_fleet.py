@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ import pytest
 
 from kvtune.base.errors import UsageError
 from kvtune.data.file_flags import on_the_list
+from kvtune.data.run.extras import uneven
 from kvtune.data.run.file import write_run
 from kvtune.data.run.funnel import Funnel, Range
 from kvtune.data.run.types import Run
@@ -305,6 +307,41 @@ def test_a_funnel_is_said_in_one_sentence() -> None:
     assert vague.sentence.endswith("6 to 7")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "requests", "says"),
+    [
+        ((0, 33_000, 67_000), 100, "; uneven: the servers got 0 %, 33 %, 67 % of the prompt tokens"),
+        ((30_000, 33_000, 37_000), 100, ""),
+        ((0, 0, 100), 3, ""),
+        ((1_000,) * 7 + (9_000,), 100, "; uneven: the servers got 6 % to 56 % of the prompt tokens"),
+        ((5_000,), 100, ""),
+    ],
+)
+def test_how_unevenly_a_router_divides_is_said_beside_its_hits(
+    tokens: tuple[int, ...], requests: int, says: str
+) -> None:
+    shot = shot_of(drawn(7, ROUTES["round robin"]))
+    share = shot.servers[0]
+    shares = [
+        msgspec.structs.replace(share, query_tokens=asked, requests=requests // len(tokens))
+        for asked in tokens
+    ]
+    assert uneven(shares) == says
+    headline = document(msgspec.structs.replace(shot, servers=shares)).headline
+    assert headline == f"{len(tokens)} servers   {shot.model}   {shot.fleet.sentence}{says}"
+
+
+def test_what_another_server_had_is_said_in_words() -> None:
+    shot = shot_of(drawn(7, ROUTES["round robin"]))
+    rows = next(section for section in document(shot).sections if section.id == "servers").tables[0]
+    assert rows.heads[5:] == ("evicted blocks", "pool, blocks")
+    cells = [row[4].text for row in rows.rows]
+    assert all(
+        re.match(r"[\d.]+ %(; [\d.]+ % of that was there when it was asked for|$)", cell) for cell in cells
+    )
+    assert any("was there" in cell for cell in cells)
+
+
 def test_the_live_view_draws_a_fleet_within_its_terminal() -> None:
     shot = shot_of(drawn(7, ROUTES["round robin"]))
     for width, height in ((80, 24), (120, 40), (60, 12)):
@@ -393,6 +430,7 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     assert run(["explain", str(kvrun)]) == 0
     out = capsys.readouterr().out
     assert "3 servers'" in out and "each server did" in out and "one cache of" in out
+    assert "3 servers answered 90 requests" in out and "another had it," in out
     assert run(["explain", str(kvrun), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fleet"]["logged"]["as_routed"] == truth.routed
     assert run(["report", str(kvrun), "--console"]) == 0

@@ -322,18 +322,35 @@ def test_scrapes_are_judged_as_they_come() -> None:
 @pytest.mark.parametrize("number", range(30))
 def test_what_is_said_of_a_real_server_is_true_or_it_cannot_tell(number: int) -> None:
     """Of 30 settings on real engines, with what a scheduler counted at the time (test_regime_truth.py)."""
-    tried = recorded()[number]
+    tried = recorded("regimes")[number]
     found = finding(tried.scrapes, tried.limits)
     assert found is not None and tried.truth.holds(found.regime)
     assert found.regime == tried.found, "the same as at the time"
 
 
+EDGES = (
+    ("host-bound", "of the requests' time was the API server's"),
+    ("pool-bound", "and 2 of the mean length fill the pool"),
+    ("pool-bound", "fill the pool: pool-bound, unless --max-num-seqs is 2"),
+    ("cannot tell", "no step ended in 4 s"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(EDGES)))
+def test_a_regime_is_told_at_its_edge(number: int) -> None:
+    """Of real servers: nothing runs at a look; looks show the state before a long step; no step ends."""
+    tried, (regime, why) = recorded("edges")[number], EDGES[number]
+    found = finding(tried.scrapes, tried.limits)
+    assert found is not None and tried.truth.holds(found.regime)
+    assert found.regime == tried.found == regime and why in found.why
+
+
 def test_each_regime_is_named_in_one_of_the_recorded_settings() -> None:
-    assert {tried.found for tried in recorded()} == {*get_args(Regime)}
+    assert {tried.found for tried in recorded("regimes")} == {*get_args(Regime)}
 
 
 def test_a_recorded_server_is_judged_over_http_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    tried = next(each for each in recorded() if each.found == "seat-bound" and each.limits.seats)
+    tried = next(each for each in recorded("regimes") if each.found == "seat-bound" and each.limits.seats)
     texts = iter([text for _, text in tried.texts] * 20)
     answers = Answers("")
     answers.paths["/metrics"] = (200, lambda _: next(texts))

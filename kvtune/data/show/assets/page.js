@@ -235,7 +235,15 @@
       }
     }
     root.dataset.ready = "yes";
+    hold.remove();
   };
+  // A frame that is still written holds the page's load event: who prints or captures at load gets the charts.
+  const hold = document.createElement("iframe");
+  if (figures.length) {
+    hold.hidden = true;
+    root.append(hold);
+    hold.contentDocument.open();
+  }
   let begun = false;
   const begin = () => {
     if (begun) return;

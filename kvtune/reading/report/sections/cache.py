@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvtune.base.errors import KvtuneError
 from kvtune.base.units import count, ms, percent
@@ -33,15 +33,14 @@ def section(analysis: RunAnalysis) -> Section | None:
     cache = analysis.prefix_cache
     if not cache.query_tokens:
         return None
-    parts, rounds = _parts(cache), analysis.rounds
-    where, by_round = _where(cache, parts), _by_round(rounds)
+    rounds = analysis.rounds
+    where, by_round = _where(cache), _by_round(rounds)
     return Section(
         id="cache",
         title="Prefix cache",
         lead=_lead(cache),
         tables=(by_round, where),
         draw=lambda: (
-            _causes(cache, parts, where),
             ladder(analysis),
             _rounds(rounds, by_round) if rounds else None,
         ),
@@ -67,7 +66,7 @@ def _title(cause: str) -> str:
     return cause if cause == HIT else cause_title(cause)
 
 
-def _where(cache: Tally, parts: Mapping[str, int]) -> Grid:
+def _where(cache: Tally) -> Grid:
     rows = (
         {
             Column("where", folds=True, least=16): _title(cause),
@@ -75,13 +74,16 @@ def _where(cache: Tally, parts: Mapping[str, int]) -> Grid:
             "share": Cell(percent(tokens, cache.query_tokens), tokens),
             MEANING: HIT_MEANING if cause == HIT else cause_meaning(cause),
         }
-        for cause, tokens in parts.items()
+        for cause, tokens in _parts(cache).items()
     )
     return grid_of(rows, "Prompt tokens by where they went")
 
 
-def _causes(cache: Tally, parts: Mapping[str, int], table: Grid) -> Chart:
-    whole = cache.query_tokens
+def bar(cache: Tally) -> Chart | None:
+    """Draw the hits and the causes of misses in one bar; None without prompt tokens."""
+    whole, parts = cache.query_tokens, _parts(cache)
+    if not whole:
+        return None
     colors = {_title(cause): _colour(cause, i) for i, cause in enumerate(parts)}
     drawn = [(_title(cause), n, f"{count(n)}, {percent(n, whole)}") for cause, n in parts.items()]
     spec, data = stacked("causes", colors, drawn, "prompt tokens")
@@ -89,7 +91,7 @@ def _causes(cache: Tally, parts: Mapping[str, int], table: Grid) -> Chart:
     label = f"{percent(cache.hit_tokens, whole)} hits."
     if largest is not None:
         label += f" The largest part of the misses: {_title(largest)}, {percent(parts[largest], whole)}."
-    return Chart("causes", "Where the prompt tokens went", label, spec, table, {"causes": data})
+    return Chart("causes", "Where the prompt tokens went", label, spec, _where(cache), {"causes": data})
 
 
 def _order(cause: str) -> int:

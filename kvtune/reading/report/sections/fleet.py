@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtune.base.units import count, percent
 from kvtune.data.causes import OTHER_REPLICA
-from kvtune.data.run.extras import RecordedFleet, SessionRegret
+from kvtune.data.run.extras import RecordedFleet, SessionRegret, uneven
 from kvtune.data.show.parts import Cell, Grid, Section, Tile, cell, grid, grid_of
 from kvtune.reading.analysis.fleet import Fleet
 from kvtune.reading.analysis.run import RunAnalysis
@@ -32,11 +32,11 @@ def _recorded(info: RecordedFleet) -> Section:
     rows = (
         {
             "server": server.url,
-            "of the tokens": cell(server.query_tokens, lambda n: percent(n, asked) if asked else "–"),
+            "of the prompt tokens": cell(server.query_tokens, lambda n: percent(n, asked) if asked else "–"),
             "requests": cell(server.requests, count),
             "hit rate": cell(server.rate, percent),
-            "another had": cell(server.misses.get(OTHER_REPLICA, 0), count),
-            "and held": cell(server.still_tokens, count),
+            "another had it, tokens": cell(server.misses.get(OTHER_REPLICA, 0), count),
+            "and still held it, tokens": cell(server.still_tokens, count),
             "evicted blocks": cell(server.evicted_blocks, count),
             "note": server.note,
         }
@@ -53,7 +53,7 @@ def _recorded(info: RecordedFleet) -> Section:
     if info.sessions:
         tables.append(_sessions(info.sessions))
     funnel = info.logged or info.funnel
-    lead = funnel.sentence if funnel is not None else ""
+    lead = f"{funnel.sentence}{uneven(info.servers)}" if funnel is not None else ""
     return Section("fleet", "Servers behind the router", lead, tables=tuple(tables))
 
 
@@ -105,11 +105,11 @@ def _replicas(fleet: Fleet) -> Grid:
             "replica": cell(replica.replica, str),
             "requests": cell(replica.requests, count),
             "prompt tokens": cell(replica.query_tokens, count),
-            "hits": cell(replica.hit_tokens, count),
+            "hits, tokens": cell(replica.hit_tokens, count),
             "hit rate": cell(replica.rate, percent),
-            "output": cell(replica.output_tokens, count),
-            "preempted": cell(replica.preemptions, count),
-            "busy": cell(replica.busy_share, percent),
+            "output, tokens": cell(replica.output_tokens, count),
+            "preempted, times": cell(replica.preemptions, count),
+            "busy, of the time": cell(replica.busy_share, percent),
         }
         for replica in fleet.replicas
     )
@@ -130,4 +130,4 @@ def _routers(fleet: Fleet) -> Grid | None:
             for other in fleet.others
         ),
     ]
-    return grid(("router", "hits", "hit rate"), rows, "The same load, routed otherwise")
+    return grid(("router", "hits, tokens", "hit rate"), rows, "The same load, routed otherwise")

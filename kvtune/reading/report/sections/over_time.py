@@ -11,7 +11,7 @@ from itertools import cycle
 
 import numpy as np
 
-from kvtune.base.units import count, ms, number, percent
+from kvtune.base.units import count, ms, number, percent, span
 from kvtune.data.causes import CAUSES, cause_title
 from kvtune.data.run.types import Run
 from kvtune.data.show.charts import SERIES, columns
@@ -119,8 +119,7 @@ def seen_text(part: Stretch) -> str:
     seen = part.tally.seen if part.tally is not None else None
     if part.tally is None or seen is None or seen == (part.tally.rate, 1.0):
         return ""
-    low, high = seen
-    return percent(low) if high - low < 0.001 else f"{percent(low)} to {percent(high)}"
+    return span(*map(percent, seen))
 
 
 def bounds_text(bounds: Bounds | None) -> str:

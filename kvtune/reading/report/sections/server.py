@@ -23,7 +23,8 @@ def section(analysis: RunAnalysis) -> Section | None:
     ]
     tables = [
         _tokens(title, part, part.loaded_tokens, account.events)
-        for title, part in parts or [("all requests of the server", account)]
+        for title, part in parts
+        or [(f"all requests of {'all servers' if account.fleet else 'the server'}", account)]
     ]
     if account.logged:
         tables.append(_tokens("requests of the log", analysis.prefix_cache, 0, account.events))
@@ -31,7 +32,7 @@ def section(analysis: RunAnalysis) -> Section | None:
     lead = " ".join(part for part in (_lead(account), _joined(account)) if part)
     return Section(
         id="server",
-        title="The server",
+        title="The server" if account.fleet is None else "All servers",
         lead=lead,
         tables=(*tables, *lists),
     )
@@ -86,8 +87,9 @@ def _lists(account: ServerAccount) -> list[Grid]:
 
 def _lead(account: ServerAccount) -> str:
     hit = percent(account.rate)
+    whose = f"{len(account.fleet.servers)} servers" if account.fleet is not None else "the server"
     lead = (
-        f"In {account.seconds:,.0f} s the server answered {count(account.requests)} requests with "
+        f"In {account.seconds:,.0f} s {whose} answered {count(account.requests)} requests with "
         f"{count(account.query_tokens)} prompt tokens; {hit} of them hit."
     )
     if account.restarts:

@@ -1,4 +1,4 @@
-"""The first section: what to try, with its command, and the run's main figures."""
+"""The first section: what to try, with its command, the run's main figures, and where its prompt tokens went."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvtune.reading.analysis.again import with_remedy
 from kvtune.reading.analysis.figures import FIGURES, OBJECTIVES
 from kvtune.reading.analysis.replayed import brings, helping, needs
 from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.sections.cache import bar
 from kvtune.reading.report.sections.fleet import tiles as fleet_tiles
 
 PLACE = 0
@@ -39,6 +40,7 @@ def section(analysis: RunAnalysis) -> Section:
         tiles=tuple(figures),
         facts=tuple(_ran(run)),
         notes=tuple(filter(None, notes)),
+        draw=lambda: (bar(analysis.prefix_cache),),
         commands=(verdict.command,),
     )
 

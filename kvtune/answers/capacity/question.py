@@ -188,25 +188,34 @@ class _Account:
         """Replay until the share's number of sessions is found. Replays that were made count."""
         most, setup = most_sessions(self._load, self._bench.window), self._of.setup
         searches = Searches(line, most, min(max(LEAST_FIRST, int(self._contexts)), most), self._of.seeds)
-        made = self._bench.made
+        bench, made = self._bench, self._bench.made
+        begun: list[Task] = []
 
         def take(task: Task) -> None:
             if isinstance(seed := made[task], Seed):
                 searches.add(task.seed, task.sessions, share(seed), seed.requests)
 
         def wanted() -> Task | None:
+            if len(begun) >= bench.pace.at_once:
+                return None
             while (pair := searches.next(further=self._has_time(searches))) is not None:
                 task = Task(*pair, setup)
                 if task not in made:
+                    begun.append(task)
                     return task
                 take(task)
             return None
+
+        def ended(_: Task) -> None:
+            """Take replays in the order in which they began, so that the same question has the same replays."""
+            while begun and begun[0] in made:
+                take(begun.pop(0))
 
         for task, _ in self._base:
             if task.seed < searches.seeds:
                 take(task)
         self._following = lambda: self._expected(searches, searches.left(self._has_time(searches)))
-        self._replay(wanted, take)
+        self._replay(wanted, ended)
         return searches
 
     def _replay(
@@ -243,8 +252,11 @@ class _Account:
         return works
 
     def _has_time(self, searches: Searches) -> bool:
-        left_s = self._bench.pace.left_s(self._expected(searches, 1))
-        return left_s is not None and self._bench.pace.clock.now() - self._began_s + left_s <= MINUTE_S
+        """Whether one more seed fits the minute, in which what was made before counts as if it was made now."""
+        pace = self._bench.pace
+        left_s = pace.left_s(self._expected(searches, 1))
+        spent_s = pace.clock.now() - self._began_s + pace.saved_s / pace.at_once
+        return left_s is not None and spent_s + left_s <= MINUTE_S
 
     def _say(self, least_s: float = 0.0) -> None:
         """Say how many replays there are, and for how long as soon as one has told it."""

@@ -173,7 +173,11 @@ class Bench:
         if not task.change:
             self.parts[task.sessions, task.seed] = part
             self.made[task] = figures(run, self.window, possible, task.seed, self.slo)
-        self.pace.end(number, run.header.startup_s if task.times == 1 else 0.0)
+        replayed = run.header.extra.sim
+        times_s = (
+            (run.header.startup_s, replayed.elapsed_s) if replayed is not None and task.times == 1 else ()
+        )
+        self.pace.end(number, *times_s)
         return task
 
     def _report(self, now: Report) -> None:

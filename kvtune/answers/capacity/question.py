@@ -122,7 +122,7 @@ class _Account:
         self._tried: list[Change] = []
         self._at = 0
         """The changes that were chosen, and with how many sessions."""
-        self._bench.on_report = lambda: self._say(EVERY_S)
+        self._bench.on_report = self._say
 
     def _fitting_load(self) -> Load:
         """Read the sessions, each up to its first request that the engine cannot take."""
@@ -149,6 +149,7 @@ class _Account:
         replicas = None
         if question.fleets is not None:
             self._phase("replaying fleets")
+            self._following = list
             replicas = needed(question.fleets, bench, question.setup, question.keep, question.seeds)
         return Capacity(
             model=question.model,
@@ -223,30 +224,14 @@ class _Account:
             if task.seed < searches.seeds:
                 take(task)
         self._following = lambda: self._expected(searches, searches.left(self._has_time(searches)))
-        self._replay(wanted, ended)
+        bench.run(wanted, ended)
         return searches
-
-    def _replay(
-        self, wanted: Callable[[], Task | None], ended: Callable[[Task], None] = lambda task: None
-    ) -> None:
-        """Begin what is wanted while simulators are free, until all has ended. None: nothing before one has ended."""
-        bench = self._bench
-        while True:
-            while bench.is_free and (task := wanted()) is not None:
-                bench.begin(task)
-            if not bench.running:
-                return
-            self._say()
-            task = bench.ended()
-            if isinstance(error := bench.made[task], KvtuneError) and not task.change:
-                raise error
-            ended(task)
 
     def _replay_all(self, tasks: list[Task]) -> None:
         """Make these replays, the last first."""
         self._waiting = [task for task in tasks if task not in self._bench.made]
         self._following = lambda: [task.work(self._bench.window) for task in reversed(self._waiting)]
-        self._replay(lambda: self._waiting.pop() if self._waiting else None)
+        self._bench.run(lambda: self._waiting.pop() if self._waiting else None)
 
     def _expected(self, searches: Searches, further: int) -> list[float]:
         """Return the work of as many more replays where the searches cross, and of the changes that wait."""
@@ -263,7 +248,7 @@ class _Account:
         spent_s = pace.clock.now() - self._began_s + pace.saved_s / pace.at_once
         return left_s is not None and spent_s + left_s <= MINUTE_S
 
-    def _say(self, least_s: float = 0.0) -> None:
+    def _say(self, least_s: float = EVERY_S) -> None:
         """Say how many replays there are, and for how long as soon as one has told it."""
         bench, now_s = self._bench, self._bench.pace.clock.now()
         if now_s - self._told_s < least_s:
@@ -333,7 +318,7 @@ class _Account:
     def _base(self) -> list[tuple[Task, Seed]]:
         """The replays of the engine as it is."""
         made = self._bench.made.items()
-        return [(task, seed) for task, seed in made if isinstance(seed, Seed) and not task.change]
+        return [(task, seed) for task, seed in made if isinstance(seed, Seed) and task.is_plain]
 
     @property
     def _points(self) -> list[Point]:

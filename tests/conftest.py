@@ -33,6 +33,7 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub
+os.environ["KVTUNE_REPLAYS"] = "off"  # each test makes its own
 # Engines find the plugin with the tests' weights (--load-format kvtune-seeded) there.
 WEIGHTS = str(Path(__file__).with_name("weights"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (WEIGHTS, os.environ.get("PYTHONPATH"))))

@@ -35,7 +35,7 @@ from kvtune.requests.types import Workload
 SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
 """What a simulator may read of its environment."""
 UNREAD = (
-    *("KVTUNE_OUTPUT", "KVTUNE_CORE", "KVTUNE_SET", "VLLM_WORKER_MULTIPROC_METHOD"),
+    *("KVTUNE_OUTPUT", "KVTUNE_REPLAYS", "KVTUNE_CORE", "KVTUNE_SET", "VLLM_WORKER_MULTIPROC_METHOD"),
     *(
         "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
         "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",

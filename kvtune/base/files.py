@@ -270,6 +270,14 @@ def home_folder() -> Path | None:
         return None
 
 
+def cache_folder() -> Path | None:
+    """Return the folder of what kvtune keeps for this user and can make again; None for a user without a home."""
+    cache, home = os.environ.get("XDG_CACHE_HOME", ""), home_folder()
+    if not cache and home is None:
+        return None
+    return (Path(cache) if cache or home is None else home / ".cache") / "kvtune"
+
+
 def write_new(text: str, path: Path, *, force: bool = False, private: bool = False) -> Path:
     """Write `text` to `path` and make missing folders. Raise UsageError if the file exists, unless `force`.
 

@@ -184,8 +184,8 @@ def _answers(capacity: Capacity) -> Iterator[str]:
         if numbers.low < numbers.high:
             by_seed = ", ".join(f"{number:,}" for number in numbers.by_seed)
             yield (
-                f"With {numbers.low:,} sessions 95 % of other seeds are expected to keep the hits, with "
-                f"{numbers.high:,} sessions 5 %. Those that were replayed keep them with {by_seed}."
+                f"With {numbers.low:,} sessions 99 % of other seeds are expected to keep the hits, with "
+                f"{numbers.high:,} sessions 1 %. Those that were replayed keep them with {by_seed}."
             )
 
 

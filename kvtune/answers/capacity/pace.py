@@ -20,6 +20,8 @@ class Pace:
 
     at_once: int = 1
     clock: Clock = field(default_factory=Clock)
+    saved_s: float = 0.0
+    """How long those have taken that had been made before."""
     _begun: dict[int, tuple[float, float]] = field(default_factory=dict)
     """The work of each replay that runs, and when it began."""
     _ends_s: dict[int, float] = field(default_factory=dict)
@@ -37,14 +39,20 @@ class Pace:
         if share >= ENOUGH:
             self._ends_s[number] = self.clock.now() + playing_s * (1 / min(1.0, share) - 1)
 
-    def end(self, number: int, starting_s: float = 0.0) -> None:
-        """A replay has ended, which has played after `starting_s`; 0: it says nothing of the others."""
+    def end(self, number: int, starting_s: float = 0.0, playing_s: float = 0.0) -> None:
+        """A replay has ended, which has played after `starting_s`; 0: it says nothing of the others.
+
+        `playing_s`: for how long at least. It had been made before if that is longer ago than it began.
+        """
         work, begun_s = self._begun.pop(number)
         self._ends_s.pop(number, None)
+        took_s = self.clock.now() - begun_s
+        self.saved_s += max(0.0, starting_s + playing_s - took_s)
         if starting_s:
+            took_s = max(took_s, starting_s + playing_s)
             self._ended, self._done = self._ended * FADES + 1, self._done * FADES + work
             self._starting_s = self._starting_s * FADES + starting_s
-            self._playing_s = self._playing_s * FADES + self.clock.now() - begun_s - starting_s
+            self._playing_s = self._playing_s * FADES + took_s - starting_s
 
     def left_s(self, following: Iterable[float] = ()) -> float | None:
         """Return the seconds until all have ended, those too that follow in this order. None: not known yet."""

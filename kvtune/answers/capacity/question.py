@@ -118,7 +118,11 @@ class _Account:
         self._contexts = self._engine.pool / prompt_mean(self._load)
         self._following: Callable[[], list[float]] = list
         """The work of the replays that are expected to follow those that run."""
-        self._bench.on_report = lambda: self._say(EVERY_S)
+        self._waiting: list[Task] = []
+        self._tried: list[Change] = []
+        self._at = 0
+        """The changes that were chosen, and with how many sessions."""
+        self._bench.on_report = self._say
 
     def _fitting_load(self) -> Load:
         """Read the sessions, each up to its first request that the engine cannot take."""
@@ -135,19 +139,17 @@ class _Account:
             self._replay_all(
                 [Task(question.sessions, seed, question.setup) for seed in range(question.seeds)]
             )
-            replayed = question.sessions
+            if question.remedies:
+                self._replay_all(self._choose(question.sessions))
         else:
-            kept = self._searched(question.keep, lambda seed: seed.kept)
-            number = fmean(kept.numbers)
-            replayed = min(kept.by_seed[SEED].shares, key=lambda n: (abs(n - number), n))
-        keep_all = kept is not None and kept.range.low > kept.most
-        remedies = self._remedies(replayed) if question.remedies and not keep_all else []
+            kept = self._searched(question.keep, lambda seed: seed.kept, changes=question.remedies)
         if question.slo and not question.sessions:
             within = self._searched(MET, lambda seed: seed.met or 0.0).range
             slo = Limits(limits=dict(question.slo), met=MET, sessions=within, trusted=self._cost.trusted)
         replicas = None
         if question.fleets is not None:
             self._phase("replaying fleets")
+            self._following = list
             replicas = needed(question.fleets, bench, question.setup, question.keep, question.seeds)
         return Capacity(
             model=question.model,
@@ -177,76 +179,76 @@ class _Account:
             if kept
             else [],
             slo=slo,
-            remedies=remedies,
+            remedies=self._remedies(),
             cannot_say=list(self._unknown(kept)),
             replicas=replicas,
             replays=bench.replays,
             elapsed_s=bench.pace.clock.now() - self._began_s,
         )
 
-    def _searched(self, line: float, share: Callable[[Seed], float]) -> Searches:
-        """Replay until the share's number of sessions is found. Replays that were made count."""
+    def _searched(self, line: float, share: Callable[[Seed], float], *, changes: bool = False) -> Searches:
+        """Replay until the share's number of sessions is found. Replays that were made count.
+
+        `changes`: replay them, too, as soon as the first seed's search has ended: the longest of all is among them.
+        """
         most, setup = most_sessions(self._load, self._bench.window), self._of.setup
         searches = Searches(line, most, min(max(LEAST_FIRST, int(self._contexts)), most), self._of.seeds)
-        made = self._bench.made
+        bench, made = self._bench, self._bench.made
+        begun: list[Task] = []
 
         def take(task: Task) -> None:
             if isinstance(seed := made[task], Seed):
                 searches.add(task.seed, task.sessions, share(seed), seed.requests)
 
         def wanted() -> Task | None:
-            while (pair := searches.next(further=self._has_time(searches))) is not None:
+            if changes and not self._tried and (sessions := searches.crossed(SEED)):
+                self._waiting = self._choose(sessions)
+            if self._waiting:
+                return self._waiting.pop()
+            while len(begun) < bench.pace.at_once and (
+                pair := searches.next(further=self._has_time(searches))
+            ):
                 task = Task(*pair, setup)
                 if task not in made:
+                    begun.append(task)
                     return task
                 take(task)
             return None
+
+        def ended(_: Task) -> None:
+            """Take replays in the order in which they began, so that the same question has the same replays."""
+            while begun and begun[0] in made:
+                take(begun.pop(0))
 
         for task, _ in self._base:
             if task.seed < searches.seeds:
                 take(task)
         self._following = lambda: self._expected(searches, searches.left(self._has_time(searches)))
-        self._replay(wanted, take)
+        bench.run(wanted, ended)
         return searches
 
-    def _replay(
-        self, wanted: Callable[[], Task | None], ended: Callable[[Task], None] = lambda task: None
-    ) -> None:
-        """Begin what is wanted while simulators are free, until all has ended. None: nothing before one has ended."""
-        bench = self._bench
-        while True:
-            while bench.is_free and (task := wanted()) is not None:
-                bench.begin(task)
-            if not bench.running:
-                return
-            self._say()
-            task = bench.ended()
-            if isinstance(error := bench.made[task], KvtuneError) and not task.change:
-                raise error
-            ended(task)
-
     def _replay_all(self, tasks: list[Task]) -> None:
-        """Make these replays, the longest first: no simulator waits for the last."""
-        window = self._bench.window
-        waiting = sorted(
-            (task for task in tasks if task not in self._bench.made), key=lambda task: task.work(window)
-        )
-        self._following = lambda: [task.work(window) for task in reversed(waiting)]
-        self._replay(lambda: waiting.pop() if waiting else None)
+        """Make these replays, the last first."""
+        self._waiting = [task for task in tasks if task not in self._bench.made]
+        self._following = lambda: [task.work(self._bench.window) for task in reversed(self._waiting)]
+        self._bench.run(lambda: self._waiting.pop() if self._waiting else None)
 
     def _expected(self, searches: Searches, further: int) -> list[float]:
-        """Return the work of as many more replays where the searches cross, and of the changes there."""
-        window, sessions = self._bench.window, searches.about
-        works = [Task(sessions, SEED, self._of.setup).work(window)] * further
-        if self._of.remedies:
-            works += [task.work(window) for task in self._changed(sessions, self._options(sessions))]
-        return works
+        """Return the work of as many more replays where the searches cross, and of the changes that wait."""
+        sessions, waiting = searches.about, self._waiting
+        if self._of.remedies and not self._tried:
+            waiting = self._changed(sessions, self._options(sessions))
+        works = [task.work(self._bench.window) for task in reversed(waiting)]
+        return works + [Task(sessions, SEED, self._of.setup).work(self._bench.window)] * further
 
     def _has_time(self, searches: Searches) -> bool:
-        left_s = self._bench.pace.left_s(self._expected(searches, 1))
-        return left_s is not None and self._bench.pace.clock.now() - self._began_s + left_s <= MINUTE_S
+        """Whether one more seed fits the minute, in which what was made before counts as if it was made now."""
+        pace = self._bench.pace
+        left_s = pace.left_s(self._expected(searches, 1))
+        spent_s = pace.clock.now() - self._began_s + pace.saved_s / pace.at_once
+        return left_s is not None and spent_s + left_s <= MINUTE_S
 
-    def _say(self, least_s: float = 0.0) -> None:
+    def _say(self, least_s: float = EVERY_S) -> None:
         """Say how many replays there are, and for how long as soon as one has told it."""
         bench, now_s = self._bench, self._bench.pace.clock.now()
         if now_s - self._told_s < least_s:
@@ -279,27 +281,32 @@ class _Account:
         return tried
 
     def _changed(self, sessions: int, tried: list[Change]) -> list[Task]:
-        return [
+        """Return the replays of changes, the longest last: it begins first, so that no simulator waits for it."""
+        tasks = [
             Task(sessions, SEED, change.setup, change.name, change.times)
             for change in tried
             if not change.why_not
         ]
+        return sorted(tasks, key=lambda task: task.work(self._bench.window))
 
-    def _remedies(self, sessions: int) -> list[Remedy]:
-        """Replay a part of the time with each change."""
-        tried = self._options(sessions)
-        self._replay_all(self._changed(sessions, tried))
-        base = Point.of(sessions, [self._bench.parts[sessions, SEED]])
+    def _choose(self, sessions: int) -> list[Task]:
+        self._tried = self._options(sessions)
+        self._at = sessions
+        return self._changed(sessions, self._tried)
+
+    def _remedies(self) -> list[Remedy]:
+        """Return what was chosen, with a replay of a part of the time."""
+        sessions = self._at
         made = {task.change: seed for task, seed in self._bench.made.items()}
         remedies = []
-        for change in tried:
+        for change in self._tried:
             seed = made.get(change.name)
             remedies.append(
                 Remedy(
                     name=change.name,
                     flags=serving(change, self._of.setup),
                     note=change.note,
-                    base=base,
+                    base=Point.of(sessions, [self._bench.parts[sessions, SEED]]),
                     at=Point.of(sessions, [seed]) if isinstance(seed, Seed) else None,
                     why_not=seed.message if isinstance(seed, KvtuneError) else change.why_not,
                     more_memory=change.more_memory and isinstance(seed, Seed),
@@ -311,7 +318,7 @@ class _Account:
     def _base(self) -> list[tuple[Task, Seed]]:
         """The replays of the engine as it is."""
         made = self._bench.made.items()
-        return [(task, seed) for task, seed in made if isinstance(seed, Seed) and not task.change]
+        return [(task, seed) for task, seed in made if isinstance(seed, Seed) and task.is_plain]
 
     @property
     def _points(self) -> list[Point]:

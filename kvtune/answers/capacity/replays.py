@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from kvtune.answers.capacity.pace import Pace
 from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.run.extras import Router
 from kvtune.data.run.types import EngineInfo, Run
 from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.routing import routing
 from kvtune.lab.sim.simulators import Simulators
 from kvtune.lab.sim.worker import Report
+from kvtune.reading.analysis.fleet import Fleet, fleet
 from kvtune.reading.bounds.loads import possible_hits
 from kvtune.requests.loads.sources import Sources
-from kvtune.requests.loads.spec import build, with_keys
+from kvtune.requests.loads.spec import build, has_slots, with_keys
 from kvtune.requests.types import Workload
 
 Ints = NDArray[np.int64]
@@ -102,7 +105,7 @@ class Task:
     """One replay: `sessions` at once, drawn with `seed`.
 
     `change`: what of the engine differs, "" nothing; then a part of the window is measured. `times`: how many times as
-    long as the engine as it is it takes.
+    long as the engine as it is it takes. `replicas`: engines that share the load, behind `router`; 0: one engine alone.
     """
 
     sessions: int
@@ -110,13 +113,20 @@ class Task:
     setup: Setup = field(compare=False)
     change: str = ""
     times: float = field(default=1.0, compare=False)
+    replicas: int = 0
+    router: Router = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is of the engine as it is, alone."""
+        return not (self.change or self.replicas)
 
     def end_s(self, window: Window) -> float:
         return (window.part if self.change else window).end_s
 
     def work(self, window: Window) -> float:
         """Return how long it takes beside other replays of the load."""
-        return self.times * self.sessions * self.end_s(window)
+        return self.times * max(1, self.sessions) * self.end_s(window)
 
 
 @dataclass(slots=True)
@@ -131,12 +141,14 @@ class Bench:
     slo: Mapping[str, float] = field(default_factory=dict)
     unit: int = 16
     """Hits end at multiples of this."""
-    on_report: Callable[[], None] = lambda: None
-    """Called whenever `pace` knows more."""
+    on_report: Callable[..., None] = lambda least_s=0.0: None
+    """Called whenever `pace` knows more; with 0.0 whenever replays have begun."""
     replays: int = 0
     made: dict[Task, Seed | KvtuneError] = field(default_factory=dict)
     parts: dict[tuple[int, int], Seed] = field(default_factory=dict)
     """What changes are compared with: that part of the engine as it is, by sessions and seed."""
+    fleets: dict[Task, Fleet | None] = field(default_factory=dict)
+    """How the load was shared, of several engines."""
     running: dict[int, Task] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     sources: Sources = field(default_factory=Sources)
@@ -151,13 +163,31 @@ class Bench:
         """Whether another replay can begin."""
         return len(self.running) < self.simulators.parallel
 
+    def run(
+        self, wanted: Callable[[], Task | None], ended: Callable[[Task], None] = lambda task: None
+    ) -> None:
+        """Begin what is wanted while simulators are free, until all has ended. None: nothing before one has ended."""
+        while True:
+            while self.is_free and (task := wanted()) is not None:
+                self.begin(task)
+            if not self.running:
+                return
+            self.on_report(0.0)
+            task = self.ended()
+            if isinstance(error := self.made[task], KvtuneError) and not task.change:
+                raise error
+            ended(task)
+
     def begin(self, task: Task) -> None:
         number = self.replays + len(self.running)
         self.pace.at_once = self.simulators.parallel
         self.pace.begin(number, task.work(self.window))
-        self.running[number], self._loads[number] = task, self._load(task)
-        ends = task.setup.replayed(end_s=task.end_s(self.window), token_rows=0)
-        self.simulators.submit(number, ends.with_load(self._loads[number]))
+        self.running[number], self._loads[number] = task, (load := self._load(task))
+        end_s = task.end_s(self.window) if has_slots(load.spec) else 0.0
+        setup = task.setup.replayed(end_s=end_s, token_rows=0).with_load(load)
+        if task.replicas:
+            setup = routing(load, task.replicas, task.router if task.replicas > 1 else "").of(setup)
+        self.simulators.submit(number, setup)
 
     def ended(self) -> Task:
         """Wait until a replay has ended; its figures are in `made`."""
@@ -169,11 +199,19 @@ class Bench:
             self.made[task] = run
             return task
         possible = np.array(possible_hits(load.requests, self.unit))
-        self.made[task] = part = figures(run, self.window.part, possible, task.seed, self.slo)
+        window = self.window if has_slots(load.spec) else Window(0.0, run.header.wall_s)
+        self.made[task] = part = figures(run, window.part, possible, task.seed, self.slo)
         if not task.change:
+            self.made[task] = figures(run, window, possible, task.seed, self.slo)
+        if task.replicas:
+            self.fleets[task] = fleet(run)
+        elif not task.change:
             self.parts[task.sessions, task.seed] = part
-            self.made[task] = figures(run, self.window, possible, task.seed, self.slo)
-        self.pace.end(number, run.header.startup_s if task.times == 1 else 0.0)
+        replayed = run.header.extra.sim
+        times_s = (
+            (run.header.startup_s, replayed.elapsed_s) if replayed is not None and task.times == 1 else ()
+        )
+        self.pace.end(number, *times_s)
         return task
 
     def _report(self, now: Report) -> None:
@@ -182,7 +220,9 @@ class Bench:
         self.on_report()
 
     def _load(self, task: Task) -> Workload:
-        spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)
+        spec = self.spec
+        if task.sessions:
+            spec = with_keys(spec, sessions=task.sessions, hours=self.hours)
         return build(spec, seed=task.seed, tokenizer=self.tokenizer, sources=self.sources)
 
 

@@ -1,23 +1,16 @@
-"""How many engines behind a router a load needs, by exact replays of fleets. In the CLI's process."""
+"""How many engines behind a router a load needs: the fewest that are enough, by exact replays of fleets. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from kvtune.answers.capacity.replays import Bench, Window, figures
+from kvtune.answers.capacity.replays import Bench, Seed, Task
 from kvtune.answers.capacity.result import FleetPoint, Replicas
 from kvtune.answers.capacity.search import MET
 from kvtune.base.errors import KvtuneError
 from kvtune.data.run.extras import Router
-from kvtune.data.run.types import Run
 from kvtune.lab.setup.setup import Setup
-from kvtune.lab.sim.routing import fewest_replicas, replays_of
-from kvtune.reading.analysis.fleet import fleet
-from kvtune.reading.bounds.loads import possible_hits
-from kvtune.requests.loads.spec import build, has_slots, with_keys
-from kvtune.requests.types import Workload
+from kvtune.requests.loads.spec import has_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,52 +22,74 @@ class Fleets:
     sessions: int = 0
 
 
+@dataclass(slots=True)
+class Fewest:
+    """One seed's search for the fewest engines that are enough, taken that more never do worse."""
+
+    most: int
+    low: int = 0
+    """The most that were not enough."""
+    high: int = 0
+    """The fewest that were; 0: none were."""
+    running: bool = False
+
+    @property
+    def is_found(self) -> bool:
+        return self.high - self.low == 1 or self.low == self.most
+
+    def next(self, usual: int) -> int:
+        """Return the number to replay next: 1, 2, 4 .., then between two. `usual`: what is enough with another seed."""
+        if not self.high:
+            return usual if usual > self.low else min(max(1, 2 * self.low), self.most)
+        return usual - 1 if self.low < usual - 1 < self.high == usual else (self.low + self.high) // 2
+
+    def add(self, replicas: int, enough: bool) -> None:
+        self.running = False
+        self.low, self.high = (self.low, replicas) if enough else (replicas, self.high)
+
+
 def needed(fleets: Fleets, bench: Bench, setup: Setup, keep: float, seeds: int) -> Replicas:
     """Return the fewest engines that keep the hits, and the limits, by seed. A load without slots has one seed."""
-    spec, sessions = bench.spec, fleets.sessions
-    if sessions:
-        spec = with_keys(spec, sessions=sessions, hours=bench.hours)
-    slots = has_slots(spec)
-    ends = setup.replayed(end_s=bench.window.end_s if slots else 0.0, token_rows=0)
-    by_seed: list[int] = []
+    searches = [Fewest(fleets.most) for _ in range(seeds if fleets.sessions or has_slots(bench.spec) else 1)]
     tried: list[FleetPoint] = []
+
+    def wanted() -> Task | None:
+        usual = next((search.high for search in searches if search.is_found), 0)
+        for seed, search in enumerate(searches):
+            if not (search.running or search.is_found):
+                search.running = True
+                return Task(fleets.sessions, seed, setup, replicas=search.next(usual), router=fleets.router)
+        return None
+
+    def ended(task: Task) -> None:
+        tried.append(_point(task, bench, keep))
+        searches[task.seed].add(task.replicas, tried[-1].enough)
+
     why_not = ""
     try:
-        for seed in range(seeds if slots else 1):
-            load = build(spec, seed=seed, tokenizer=bench.tokenizer, sources=bench.sources)
-
-            def enough(run: Run, load: Workload = load, seed: int = seed) -> bool:
-                window = bench.window if slots else Window(0.0, run.header.wall_s)
-                bench.replays += 1
-                tried.append(_point(run, load, bench, window, seed, keep))
-                return tried[-1].enough
-
-            replay = replays_of(bench.simulators, load, ends, fleets.router)
-            by_seed.append(fewest_replicas(replay, enough, fleets.most).replicas)
+        bench.run(wanted, ended)
     except KvtuneError as error:
-        by_seed, why_not = [], error.message
+        why_not = error.message
     return Replicas(
         router=fleets.router,
-        sessions=sessions,
+        sessions=fleets.sessions,
         most=fleets.most,
-        by_seed=by_seed,
-        tried=sorted(tried, key=lambda point: point.replicas),
+        by_seed=[] if why_not else [search.high for search in searches],
+        tried=sorted(tried, key=lambda point: (point.replicas, point.seed)),
         why_not=why_not,
     )
 
 
-def _point(run: Run, load: Workload, bench: Bench, window: Window, seed: int, keep: float) -> FleetPoint:
-    possible = np.array(possible_hits(load.requests, bench.unit))
-    replayed, shared = figures(run, window, possible, seed, bench.slo), fleet(run)
+def _point(task: Task, bench: Bench, keep: float) -> FleetPoint:
+    seed, shared = bench.made[task], bench.fleets[task]
+    assert isinstance(seed, Seed)
     return FleetPoint(
-        replicas=run.header.engine.engines,
-        seed=seed,
-        enough=replayed.kept >= keep and (replayed.met is None or replayed.met >= MET),
-        kept=replayed.kept,
-        hit_rate=replayed.hit_rate,
-        met=replayed.met,
+        replicas=task.replicas,
+        seed=task.seed,
+        enough=seed.kept >= keep and (seed.met is None or seed.met >= MET),
+        kept=seed.kept,
+        hit_rate=seed.hit_rate,
+        met=seed.met,
         balance=shared.balance if shared is not None else 1.0,
-        hit_rates=[replica.rate or 0.0 for replica in shared.replicas]
-        if shared is not None
-        else [replayed.hit_rate],
+        hit_rates=[one.rate or 0.0 for one in shared.replicas] if shared is not None else [seed.hit_rate],
     )

@@ -31,8 +31,8 @@ CLIFF = 0.25
 """Between two replays that are further apart than this the next is in the middle: what falls there is not linear."""
 MET = 0.9
 """Limits of latency hold where they are met by this share of the requests."""
-SURE = 0.9
-"""The range has the next seed's number with this probability, half of the rest lies on each side."""
+SURE = 0.98
+"""The range has the next seed's number with this probability, and five more seeds' with nine tenths (0.98 ** 5)."""
 STILL = 3
 """No more seeds are replayed once this many in a row lie within the range of the earlier ones."""
 LEAST_SEEDS, MOST_SEEDS = 5, 16
@@ -156,6 +156,12 @@ class Searches:
         """Whether a number is not known. Once one search has ended, of other seeds a replay near the line is enough."""
         search = self.by_seed.get(seed)
         return search is None or not search.is_found(COARSE if self.usual else 1)
+
+    def crossed(self, seed: int) -> int:
+        """Return the replay of a seed that is nearest to the line; 0: its search has not ended, or all are above it."""
+        if not self.usual or self._is_open(seed) or self.by_seed[seed].low >= self.most:
+            return 0
+        return self.by_seed[seed].nearest
 
     @property
     def usual(self) -> float:

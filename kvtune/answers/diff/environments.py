@@ -20,7 +20,7 @@ from pathlib import Path
 import kvtune
 from kvtune.base import children
 from kvtune.base.errors import KvtuneError, UsageError
-from kvtune.base.files import appending, home_folder
+from kvtune.base.files import appending, cache_folder
 from kvtune.base.scratch import scratch
 from kvtune.data.installed import installed_version, release
 
@@ -62,13 +62,12 @@ class Environment:
 
 def home() -> Path:
     """Return the folder of the environments that are made."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    own = home_folder()
-    if not cache and own is None:
+    cache = cache_folder()
+    if cache is None:
         raise UsageError(
             "there is no home folder for the environments", "set XDG_CACHE_HOME to a folder of yours"
         )
-    return (Path(cache) if cache or own is None else own / ".cache") / "kvtune" / "vllm"
+    return cache / "vllm"
 
 
 def place(named: str) -> str:

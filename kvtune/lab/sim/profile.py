@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from kvtune.base.errors import KvtuneError
+from kvtune.base.masking import without_secrets
 from kvtune.data.run.extras import GIVEN
 from kvtune.data.run.file import write_run
 from kvtune.data.run.types import Run
@@ -43,7 +46,7 @@ class SimulatorBench:
     ) -> tuple[Run, KvtuneError | None]:
         """Return the run and None; after Ctrl-C, the partial run and an error. `path`: where it will be written."""
         error: KvtuneError | None = None
-        self.simulators.submit(0, setup, self.command)
+        self.simulators.submit(0, setup, again=True)
         try:
             _, run = self.simulators.next_done(watch)
         except KeyboardInterrupt:
@@ -52,4 +55,5 @@ class SimulatorBench:
             _, run = self.simulators.next_done(watch)
         if isinstance(run, KvtuneError):
             raise run
-        return run, error
+        header = msgspec.structs.replace(run.header, command=without_secrets(self.command))
+        return Run(header, run.tables), error

@@ -56,7 +56,6 @@ def record(
     why: str,
     startup_s: float,
     elapsed_s: float,
-    command: Sequence[str],
 ) -> Run:
     """Return the finished replay as a run. `now_s`: when it ended. `why`: why it ended early, or "".
 
@@ -102,7 +101,7 @@ def record(
         else None,
     )
     header = Header(
-        **origin(command or sys.argv, why),
+        **origin(sys.argv, why),
         source="sim",
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=setup.model,

@@ -30,7 +30,6 @@ def replay(
     observers: Sequence[Observer] = (),
     progress: Callable[[ReplayProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
-    command: Sequence[str] = (),
 ) -> Run:
     """Replay `workload` on the simulated engine; return the run (source "sim").
 
@@ -38,7 +37,7 @@ def replay(
     replay ends early and the run is marked partial.
     """
     if setup.simulated.router:
-        return _of_fleet(workload, setup, progress, stop, command)
+        return _of_fleet(workload, setup, progress, stop)
     from kvtune.lab.engine.host import check_fits
 
     started = time.monotonic()
@@ -61,7 +60,6 @@ def replay(
                 why=why,
                 startup_s=built_s,
                 elapsed_s=time.monotonic() - started - built_s,
-                command=command,
             )
             if setup.simulated.idle and not why:
                 run = run.with_extra(idle=_idle(engine, setup.simulated.idle))
@@ -82,7 +80,6 @@ def _of_fleet(
     setup: Setup,
     progress: Callable[[ReplayProgress], None] | None,
     stop: Callable[[], bool] | None,
-    command: Sequence[str],
 ) -> Run:
     from kvtune.lab.engine.host import check_fits
     from kvtune.lab.sim.fleet import Fleet
@@ -103,7 +100,6 @@ def _of_fleet(
             why=why,
             startup_s=built_s,
             elapsed_s=time.monotonic() - started - built_s,
-            command=command,
         )
         return with_verdicts(run, verdicts) if verdicts else run
     finally:

@@ -1,12 +1,11 @@
 """Which replicas share a load, how it is routed, and what another routing would hit. In the CLI's process.
 
-Also how many replicas a load needs. Imports no vLLM.
+Imports no vLLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -108,62 +107,3 @@ def _other(router: str, outcome: Run | KvtuneError) -> OtherRouting:
         return OtherRouting(router=router, error=outcome.message)
     hits = hits_of(outcome.table("requests"))
     return OtherRouting(hits.query_tokens, hits.hit_tokens, router=router)
-
-
-@dataclass(frozen=True, slots=True)
-class Needed:
-    """How many replicas suffice. `replicas`: 0 if `most` do not. `tried`: each number replayed, and whether it does."""
-
-    replicas: int
-    tried: dict[int, bool]
-    runs: dict[int, Run]
-
-
-def fewest_replicas(
-    replay: Callable[[Sequence[int]], dict[int, Run]], suffice: Callable[[Run], bool], most: int = 8
-) -> Needed:
-    """Return the fewest replicas of 1 to `most` that suffice, taken that more never do worse.
-
-    `replay` gives the runs for some numbers of replicas; it gets one number at a time: 1, 2, 4 .. and then those
-    between the last two. `suffice` judges a run, e.g. by its hits (`keeps`) or its goodput.
-    """
-    runs: dict[int, Run] = {}
-    tried: dict[int, bool] = {}
-
-    def enough(count: int) -> bool:
-        if count not in tried:
-            runs.update(replay([count]))
-            tried[count] = suffice(runs[count])
-        return tried[count]
-
-    high = 1
-    while not enough(high):
-        if high >= most:
-            return Needed(0, tried, runs)
-        high = min(2 * high, most)
-    low = max((count for count, yes in tried.items() if not yes), default=0)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return Needed(high, tried, runs)
-
-
-def replays_of(
-    simulators: Simulators, workload: Workload, setup: Setup, router: Router = USUAL
-) -> Callable[[Sequence[int]], dict[int, Run]]:
-    """Return what replays the load with given numbers of replicas, for `fewest_replicas`."""
-
-    def replay(counts: Sequence[int]) -> dict[int, Run]:
-        return {
-            count: simulators.replay(
-                routing(workload, count, router if count > 1 else "").of(setup.with_load(workload))
-            )
-            for count in counts
-        }
-
-    return replay
-
-
-def keeps(share: float, possible_tokens: int) -> Callable[[Run], bool]:
-    """Return what judges by hits: whether a run keeps this share of the tokens that an infinite cache hits."""
-    return lambda run: hits_of(run.table("requests")).hit_tokens >= share * possible_tokens

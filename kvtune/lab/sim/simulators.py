@@ -1,5 +1,7 @@
 """Starts a simulator process, gives it jobs (some in parallel) and reads their runs. Imports no vLLM.
 
+The one way to ask for replays: one that a command made before, in this process or another, is read and not made again.
+
 `with Simulators() as simulators: for number, outcome in simulators.run(setups): ...`
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +22,7 @@ from kvtune.data.platforms import Platform
 from kvtune.data.run.file import SUFFIX, read_run
 from kvtune.data.run.types import Run
 from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.saved import saved_replays
 from kvtune.lab.sim.worker import ReplayJob, Report, gpu
 
 STOP_S = 20.0
@@ -38,7 +41,7 @@ class Simulators:
     """Runs up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for the process.
 
     `model` and `platform`, if most jobs have them: the process prepares itself for these. It takes any job.
-    `interpreter`: whose vLLM is simulated.
+    `interpreter`: whose vLLM is simulated. `made`: how many replays began; others had been made before.
     """
 
     def __init__(
@@ -51,6 +54,10 @@ class Simulators:
         self._interpreter = interpreter
         self.parallel = parallel or replays_at_once()
         self.running: set[int] = set()
+        self.made = 0
+        self._saved = saved_replays() if interpreter == children.THIS else None
+        self._names: dict[int, str] = {}  # by which running replays are saved
+        self._read: list[tuple[int, Run]] = []
         self._queued: list[ReplayJob] = []
         self._model, self._platform_key = model, gpu(platform)
         self._worker: Dialogue[Report | Refused] | None = None
@@ -119,25 +126,39 @@ class Simulators:
             raise outcome
         return outcome
 
-    def submit(self, number: int, setup: Setup, command: Sequence[str] = ()) -> None:
-        """Queue a job; it starts as soon as a slot is free. `next_done` returns `number` with the run."""
+    def submit(self, number: int, setup: Setup, *, again: bool = False) -> None:
+        """Queue a job; it starts as soon as a slot is free. `next_done` returns `number` with the run.
+
+        `again`: make the replay also if it was made before.
+        """
         setup = setup.with_load(setup.load.built())
-        self._queued.append(
-            ReplayJob(number=number, setup=setup, out=str(self._out(number)), command=list(command))
-        )
+        name = self._saved.name(setup) if self._saved is not None else ""
+        if self._saved is not None and not again and (run := self._saved.run(name)) is not None:
+            self.running.add(number)
+            self._read.append((number, run))
+            return
+        self._names[number] = name
+        self._queued.append(ReplayJob(number=number, setup=setup, out=str(self._out(number))))
         self._send()
 
     def next_done(self, progress: Callable[[Report], None] | None = None) -> tuple[int, Run | KvtuneError]:
         """Wait for the next job that ends; return its number and its run or error."""
+        if self._read:
+            number, run = self._read.pop()
+            self._end(number)
+            return number, run
         while True:
             report = self._receive()
             if isinstance(report, Report) and report.kind == "progress":
                 if progress is not None:
                     progress(report)
             elif report.number in self.running:
-                self.running.discard(report.number)
-                self._send()
+                self._end(report.number)
                 return report.number, self._outcome(report)
+
+    def _end(self, number: int) -> None:
+        self.running.discard(number)
+        self._send()
 
     def stop(self) -> None:
         """End the running jobs early, with partial runs; the last call. KeyboardInterrupt if no replay has begun."""
@@ -156,6 +177,7 @@ class Simulators:
             except EOFError:
                 raise self._dead() from None
             self.running.add(job.number)
+            self.made += 1
 
     def _receive(self) -> Report | Refused:
         """Wait for the next report. Raise KvtuneError if the process has ended."""
@@ -174,8 +196,10 @@ class Simulators:
     def _outcome(self, report: Report | Refused) -> Run | KvtuneError:
         if isinstance(report, Refused):
             return report.error()
-        path = self._out(report.number)
+        path, name = self._out(report.number), self._names.pop(report.number)
         run = read_run(path)
+        if self._saved is not None and name and run.header.state == "complete":
+            self._saved.add(name, path)
         path.unlink()
         return run
 

@@ -88,7 +88,6 @@ class ReplayJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     number: int
     setup: Setup
     out: str
-    command: list[str] = []
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="report"):
@@ -120,7 +119,7 @@ def answer(job: ReplayJob, workload: Workload, reports: int) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        run = replay(workload, job.setup, progress=progress, stop=lambda: stopping, command=job.command)
+        run = replay(workload, job.setup, progress=progress, stop=lambda: stopping)
         write_run(run, Path(job.out), level=IN_TRANSIT)
         tell(reports, Report(kind="done", number=job.number))
     except KvtuneError as error:

@@ -52,7 +52,7 @@ class Played(Quick):
         (0.005, 4.0),
         *(
             pytest.param(*times, marks=pytest.mark.full)
-            for times in ((0.02, 6.0), (0.01, 2.5), (0.0001, 3.0))
+            for times in ((0.05, 14.0), (0.02, 6.0), (0.01, 2.5), (0.01, 1.5), (0.0001, 3.0))
         ),
     ],
 )

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from kvtune.answers.capacity.document import fewest, shared
 from kvtune.answers.capacity.replays import Bench, Window
-from kvtune.answers.capacity.replicas import Fleets, needed
+from kvtune.answers.capacity.replicas import Fewest, Fleets, needed
 from kvtune.answers.capacity.result import FleetPoint, Replicas
 from kvtune.cli.schema import schema_of
 from kvtune.lab.setup.setup import Setup, Simulated
@@ -95,6 +97,19 @@ def test_a_log_is_replayed_as_it_was_routed_and_the_regret_is_printed(
     assert run(["report", str(made), "--console"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "as routed; " in said and "one cache for all" in said
+
+
+@given(st.integers(1, 40), st.integers(1, 32), st.integers(0, 32))
+def test_the_fewest_are_found_with_few_replays(enough: int, most: int, usual: int) -> None:
+    search = Fewest(most)
+    replayed: list[int] = []
+    while not search.is_found:
+        replayed.append(search.next(min(usual, most)))
+        search.add(replayed[-1], replayed[-1] >= enough)
+    assert search.high == (enough if enough <= most else 0)
+    assert len(replayed) == len(set(replayed)) <= 11 and max(replayed) <= most
+    if usual == enough <= most:
+        assert replayed == [usual, usual - 1][: usual if usual < 2 else 2]
 
 
 def test_the_fewest_are_said_by_seed() -> None:

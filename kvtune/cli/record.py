@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvtune.requests.log.logged import Logged
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
+    from kvtune.servers.watch.events import Received
     from kvtune.servers.watch.others import Others
     from kvtune.servers.watch.record import Recording
     from kvtune.servers.watch.watched import Watched
@@ -154,9 +155,13 @@ def _recorded(
     """
     from kvtune.servers.watch.record import Recording
     from kvtune.servers.watch.servers import Servers
+    from kvtune.servers.watch.watched import Room
+
+    room = Room()
 
     def watcher(url: str, named: Named, others: Others | None) -> Watched:
-        return watched_of(query, url, named, others, keep=[] if query.requests is not None else None)
+        keep: list[Received] | None = [] if query.requests is not None else None
+        return watched_of(query, url, named, others, keep=keep, room=room)
 
     servers = Servers(addresses, watcher, history=False)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtune.base.bounded import cpu_limit
 from kvtune.base.errors import KvtuneError, reason
-from kvtune.servers.watch.cache import LOOK_CPU_S, MOST_HELD_BYTES
+from kvtune.servers.watch.cache import BYTES_CPU_S, LOOK_CPU_S, MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, host_of
 from kvtune.servers.watch.events import Reader, Received
 from kvtune.servers.watch.requests import Requests
@@ -79,7 +79,7 @@ class Joining:
         assert cache is not None
         cache.complete = all(stream.complete for stream in reader.streams.values())
         try:
-            with cpu_limit(LOOK_CPU_S):
+            with cpu_limit(LOOK_CPU_S + sum(received.size for received in batches) / BYTES_CPU_S):
                 for received in batches:
                     requests.add(received)
         except Exception as error:  # the account is no longer right; the answers' own counts are

@@ -458,7 +458,7 @@ class Blocks:
 
 
 def _space_of(block: Block) -> int:
-    return len(block.tokens) + sum(4 * len(name) for name in block.space)
+    return len(block.tokens) + 4 * len(block.space[0] + block.space[1])
 
 
 def seen_of(states: Sequence[State], step: int) -> int:

@@ -19,8 +19,9 @@ AGES_S = 60
 MOST_HELD_BYTES = 400 << 20
 """Most memory for the blocks of all ranks: about 600 bytes a block (measured: 550), and its tokens."""
 BLOCK_BYTES = 600
-LOOK_CPU_S = 5.0
-"""CPU time in which what came until a look is counted: ten times as many blocks as wait for it."""
+LOOK_CPU_S, BYTES_CPU_S = 2.0, 16 << 20
+"""CPU time in which what came until a look is counted, and memory of batches for which a second more is given: four
+times what a server of vLLM needs."""
 MOST_AGES = 100_000
 MOST_WALKED = 4_000_000
 """Most blocks before the stretches of one batch: 64 prompts of a million tokens. A batch with more is not counted."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -44,15 +44,16 @@ MOST_EVENTS = 50_000
 """Most events of a batch."""
 MOST_BLOCKS = 1 << 18
 """Most blocks of a batch. A step of 64,000 tokens in blocks of one token stores and removes half as many."""
-MOST_RESETS, MOST_MEDIA = 1_000, 8
-"""Most resets of a batch, and most media: vLLM has GPU, CPU and STORAGE, a connector may have its own names."""
+MOST_ROOTS, MOST_RESETS, MOST_MEDIA = 8_192, 1_000, 8
+"""Most prompts that begin in a batch, as `max_num_seqs` allows, most resets, and most media: vLLM has GPU, CPU and
+STORAGE, a connector may have its own names."""
 KEYS_BYTES = 1 << 16
 """Most bytes of a block's keys, packed. Clients name their images: beyond that a digest stands for the keys."""
 BATCH_BYTES = 64 << 20
 """Most memory of a batch."""
 MOST_NUMBER = 1 << 48
 """Largest number of a batch that is believed."""
-HELD_BYTES = 32 << 20
+HELD_BYTES = 64 << 20
 """Most memory of the batches that wait for `Reader.take`: beyond that the reader reads no further."""
 HEARD_BYTES = 32 << 20
 """Most bytes of live messages that wait for a replay. Beyond that the oldest is dropped, and asked for again."""
@@ -150,7 +151,7 @@ _row = msgpack_decoder(tuple[Any, ...] | None)
 def _keys(packed: msgspec.Raw) -> Keys:
     if len(packed) > KEYS_BYTES:
         return ([blake2b(packed).hexdigest(), 0],)
-    keys = _row(packed)
+    keys: Keys = _row(packed)
     for key in keys or ():
         image = isinstance(key, list) and [*map(type, key)] == [str, int]
         if not image and not isinstance(key, str | bytes | int):
@@ -169,23 +170,30 @@ def measured(payload: bytes) -> tuple[Batch, int]:
     if head.ts != head.ts:
         raise ValueError("its time is NaN")
     events: list[Stored | Removed | Cleared] = []
-    space = blocks = 0
+    space = blocks = resets = 0
+    media: set[str | None] = set()
+    roots: Counter[int | None] = Counter()
     for packed in head.events:
         event: Stored | Removed | Cleared = _event(packed)
         events.append(event)
         if isinstance(event, Cleared):
+            resets += 1
             continue
+        media.add(event.medium)
         if isinstance(event, Packed):
             if not event.block_size and event.medium in (None, GPU):
                 raise ValueError("blocks of no token")
             event.unpack()
+            roots[event.group_idx] += event.parent_block_hash is None and event.medium in (None, GPU)
         space, blocks = space + event.space, blocks + len(event.block_hashes)
         if space > BATCH_BYTES or blocks > MOST_BLOCKS:
-            raise BeyondError(f"more than {MOST_BLOCKS:,} blocks, or {BATCH_BYTES >> 20} MiB")
-    resets = sum(isinstance(event, Cleared) for event in events)
-    media = {event.medium for event in events if not isinstance(event, Cleared)}
-    if resets > MOST_RESETS or len(media) > MOST_MEDIA:
-        raise BeyondError(f"more than {MOST_RESETS:,} resets, or {MOST_MEDIA} media")
+            raise BeyondError(
+                f"it has more than {MOST_BLOCKS:,} blocks, or takes more than {BATCH_BYTES >> 20} MiB"
+            )
+    if resets > MOST_RESETS or len(media) > MOST_MEDIA or max(roots.values(), default=0) > MOST_ROOTS:
+        raise BeyondError(
+            f"it has more than {MOST_ROOTS:,} beginnings, {MOST_RESETS:,} resets, or {MOST_MEDIA} media"
+        )
     return Batch(head.ts, events, head.rank), space
 
 
@@ -545,6 +553,6 @@ def _number(frame: bytes) -> int:
 
 def _time_of(payload: bytes) -> float | None:
     try:
-        return _head(payload).ts
+        return float(_head(payload).ts)
     except ValueError:
         return None

@@ -22,7 +22,7 @@ from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.show.terminal import one_line
 from kvtune.requests.log.token_ids import unpacked
 from kvtune.servers.watch.account import Account
-from kvtune.servers.watch.cache import LOOK_CPU_S, MOST_HELD_BYTES
+from kvtune.servers.watch.cache import BYTES_CPU_S, LOOK_CPU_S, MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import TRIED, Hash, Reader, Received
 from kvtune.servers.watch.facts import Facts, ShapeAtHand
@@ -287,6 +287,7 @@ class Watched:
         late = bool(self._looks) and not self.reader.ready.is_set()
         tokens, evicted = Counter(self.account.tokens), self.account.evicted_blocks
         self.account.complete = all(stream.unbroken for stream in self.reader.streams.values())
+        self.cpu_s += sum(received.size for received in came) / BYTES_CPU_S
         begun = time.process_time()
         try:
             with cpu_limit(max(0.01, self.cpu_s)):
@@ -515,7 +516,8 @@ class Watched:
         if events.lost_batches:
             notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
         if events.unknown_messages:
-            notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
+            kind = "messages of a kind that this kvtune does not know"
+            notes.append(f"{events.unknown_messages} {kind}; the first: {self._unread()}")
         if not notes and not events.complete and not self._nothing_before():
             notes.append(
                 "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`. Join "
@@ -523,6 +525,11 @@ class Watched:
                 "the events before it joined"
             )
         return notes
+
+    def _unread(self) -> str:
+        """Return why the first message was not read that was not."""
+        assert self.reader is not None
+        return next((s.unread for s in self.reader.streams.values() if s.unread), "")
 
     def _nothing_before(self) -> bool:
         """Whether no prompt had been looked up when kvtune joined, and no event is missing since."""
@@ -540,7 +547,8 @@ class Watched:
             )
         if events.state == "unreadable":
             why = self.reader.problem if self.reader else ""
-            why = why or f"kvtune does not know their format ({events.unknown_messages:,} messages)"
+            messages = f"({events.unknown_messages:,} messages); the first: {self._unread()}"
+            why = why or f"kvtune does not know their format {messages}"
             notes.append(f"the server's events cannot be read: {why}")
         elif events.state != "off":
             notes += self._of_events(events)

@@ -1,15 +1,20 @@
-"""Decodes what comes from outside, within a budget: JSON, TOML, gzip. Any process.
+"""Decodes what comes from outside, within a budget: JSON, TOML, gzip, msgpack, Prometheus' text. Any process.
 
 What would exceed the budget is refused before it is built: brackets, commas and colons tell what JSON will take.
-Whatever is wrong with an input is a ValueError of one line; `BeyondError` is one that names the limit.
+Whatever is wrong with an input is a ValueError of one line; `BeyondError` is one that names the limit. What is done
+with an input has a limit, too: `cpu_limit`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
+import threading
 import zlib
 from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -32,6 +37,8 @@ MOST_NUMBER = 1 << 63
 AGAIN = 8
 """How often a text may be read in search of JSON inside of it."""
 GZIP = ("gzip", "x-gzip", "deflate")
+LINE_CHARS, LINES_CHARS = 16 << 10, 2 << 20
+"""Longest line of Prometheus' text, and all lines together: the parser's time grows with the square of a line."""
 
 _TEXT = re.compile(rb'"[^"]*+"?')
 _RUN = re.compile(rb'(?:[^"]*+"[^"]*+"?){1,4096}+|[^"]++')
@@ -51,6 +58,32 @@ Kind = TypeVar("Kind")
 
 class BeyondError(ValueError):
     """An input that would take more than its budget."""
+
+
+class TooLongError(Exception):
+    """What is done with an input takes more time than it may."""
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raise TooLongError in the block after these seconds of CPU time. For work that changes nothing that stays.
+
+    Only in a process's main thread, which alone gets signals; elsewhere there is no limit.
+    """
+
+    def stop(*_: object) -> None:
+        raise TooLongError(f"it takes more than {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)  # again: something may catch the first
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +239,30 @@ def unpack(content: bytes, encoding: str, most: int) -> bytes:
     if len(plain) > most:
         raise BeyondError(f"more than {size(most)}, compressed")
     return plain
+
+
+def msgpack_decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Return what decodes msgpack of this type. What it takes, the type's lengths have to bound."""
+    import msgspec
+
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def decoded(content: bytes) -> Any:
+        try:
+            return decode(content)
+        except RecursionError:
+            raise BeyondError("nested too deep") from None
+
+    return decoded
+
+
+def decode_metrics(lines: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels and value of each series in lines of Prometheus' text."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if max(map(len, lines), default=0) > LINE_CHARS:
+        raise BeyondError(f"a line has more than {LINE_CHARS:,} characters")
+    if sum(map(len, lines)) > LINES_CHARS:
+        raise BeyondError(f"its lines have more than {LINES_CHARS:,} characters")
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+        yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvtune.data.platforms import Platform
 
 
+MOST_MODELS, LONGEST_NAME = 100, 1_000
 REPLAYED = When("a load of MODEL, which both versions' schedulers get", model=True)
 
 
@@ -99,12 +100,18 @@ def _own_gpu() -> Platform | None:
 def _models(query: DiffQuery) -> list[str]:
     from kvtune.base.files import explained, read_regular
     from kvtune.data.layout.models import SHAPES
+    from kvtune.data.show.terminal import one_line
 
     if query.models is None:
         return [query.model] if query.model is not None else list(SHAPES)
     with explained(query.models, "give a file with a model a line"):
         lines = read_regular(query.models, 1 << 20).decode(errors="replace").splitlines()
     names = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not names:
-        raise UsageError(f"{query.models} names no model", "give a file with a model a line")
+    if not names or len(names) > MOST_MODELS:
+        what = f"{len(names):,} models; {MOST_MODELS} are asked about at most" if names else "no model"
+        raise UsageError(f"{query.models} names {what}", "give a file with a model a line")
+    if wrong := [name for name in names if not name.isprintable() or len(name) > LONGEST_NAME]:
+        raise UsageError(
+            f"{one_line(wrong[0])[:80]!r} is the name of no model", "give a file with a model a line"
+        )
     return names

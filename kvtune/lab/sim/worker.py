@@ -355,6 +355,10 @@ def main(reports: int, model: str = "", platform_key: str = "") -> None:
     server = Server(reports, platform_key)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes our input
     die_with_parent(signal.SIGTERM)
+    commands = select.poll()
+    commands.register(sys.stdin.fileno(), 0)
+    if commands.poll(0):  # nobody is left to write to it: the parent died before it was heeded
+        os._exit(EXIT_INTERRUPTED)
     for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
         os.environ.pop(name, None)  # each job chooses its own core
     STATE.workers = False

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvtune.base.bounded import cpu_limit
 from kvtune.base.errors import KvtuneError, reason
-from kvtune.servers.watch.cache import MOST_HELD_BYTES
+from kvtune.servers.watch.cache import BYTES_CPU_S, LOOK_CPU_S, MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, host_of
 from kvtune.servers.watch.events import Reader, Received
 from kvtune.servers.watch.requests import Requests
@@ -78,8 +79,9 @@ class Joining:
         assert cache is not None
         cache.complete = all(stream.complete for stream in reader.streams.values())
         try:
-            for received in batches:
-                requests.add(received)
+            with cpu_limit(LOOK_CPU_S + sum(received.size for received in batches) / BYTES_CPU_S):
+                for received in batches:
+                    requests.add(received)
         except Exception as error:  # the account is no longer right; the answers' own counts are
             reader.stop(f"kvtune cannot count them: {reason(error)}")
         if cache.held_bytes > MOST_HELD_BYTES:

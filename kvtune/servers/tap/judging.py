@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count, islice
 from typing import Any, TypeVar
 
+from kvtune.base.bounded import TooLongError, cpu_limit
 from kvtune.base.errors import KvtuneError
 from kvtune.data.tally import Tally
 from kvtune.requests.log.logged import Logged
@@ -25,7 +26,7 @@ from kvtune.requests.text.divergence import Divergence
 from kvtune.requests.text.edits import Edit, edits, stripped
 from kvtune.requests.text.kinds import JUDGED, masked
 from kvtune.servers.tap.joining import LATE_S, Joining
-from kvtune.servers.tap.limits import REQUEST_S, TooLongError, cpu_limit
+from kvtune.servers.tap.limits import REQUEST_S
 from kvtune.servers.tap.messages import Settings
 from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.endpoints import Named

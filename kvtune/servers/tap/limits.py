@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
-import signal
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 REQUEST_S = 2.0
 """CPU time for a request's session, and again for the text that differs."""
 REMEMBERED_BYTES = 512 << 20
 PROCESS_BYTES = 4 << 30
 """Memory of the process: what is remembered, the prompts' tokens, the server's events, and one request's work."""
-
-
-class TooLongError(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLongError in the block after these seconds of CPU time. For work that changes nothing that stays.
-
-    Only in a process's main thread, which alone gets signals; elsewhere there is no limit.
-    """
-
-    def stop(*_: object) -> None:
-        raise TooLongError(f"it takes more than {seconds:g} s")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def limit_memory() -> None:

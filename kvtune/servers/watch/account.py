@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kvtune.servers.watch.blocks import Blocks, Stretch
 from kvtune.servers.watch.cache import Cache
@@ -27,6 +28,13 @@ from kvtune.servers.watch.prompt import GROWING, Prompt
 MOST_ENDS = 10_000
 """Most ends of prompts that are remembered."""
 
+End = tuple[int, int, Hash | None]
+"""Rank, step and block of a prompt's last chunk."""
+
+
+def _end(prompt: Prompt) -> End:
+    return prompt.blocks.rank, prompt.last.step, prompt.chain[-1]
+
 
 @dataclass(slots=True)
 class Account(Cache):
@@ -36,8 +44,10 @@ class Account(Cache):
     lists: Lists = field(default_factory=Lists)
     others: Others | None = None
     """The other servers of a fleet."""
-    _open: list[Prompt] = field(default_factory=list)
+    _open: dict[Prompt, None] = field(default_factory=dict)
     """In the order of their newest chunks."""
+    _ended: dict[End, dict[Prompt, None]] = field(default_factory=dict)
+    """The same by where they end."""
     _ends: dict[tuple[int, Hash], int] = field(default_factory=dict)
     """The newest block of each prompt, with its step: a block after it may be its answer's."""
 
@@ -78,9 +88,12 @@ class Account(Cache):
         )
         if single and self.others is not None:
             self.others.one_block(stretch)
-        prompt = next((each for each in self._open if each.followed_by(stretch)), None)
+        steps = range(stretch.step - GROWING, stretch.step + 1)
+        ended_there = (self._ended.get((stretch.rank, step, stretch.parent), ()) for step in steps)
+        firsts = (prompt for prompts in ended_there for prompt in islice(prompts, 1))
+        prompt = next((first for first in firsts if first.may_grow(stretch.step)), None)
         if prompt is not None:
-            self._open.remove(prompt)
+            self._close(prompt)
         elif single:
             self.tokens["answers"] += stretch.block_size
             return
@@ -88,11 +101,19 @@ class Account(Cache):
             prompt = Prompt.opened(stretch, blocks, self.before(stretch, blocks))
             if ended is None or stretch.step - ended > GROWING:  # else it goes on with a computed chunk
                 self._load(prompt, blocks.in_tier(stretch.hashes))
-        self._open.append(prompt)
         if self.others is not None:
             self.others.ask(prompt, stretch)
         prompt.grow(stretch, [other for rank, other in self.blocks.items() if rank != stretch.rank])
         prompt.singles = prompt.singles + 1 if single else 0
+        self._open[prompt] = None
+        self._ended.setdefault(_end(prompt), {})[prompt] = None
+
+    def _close(self, prompt: Prompt) -> None:
+        del self._open[prompt]
+        end = _end(prompt)
+        del self._ended[end][prompt]
+        if not self._ended[end]:
+            del self._ended[end]
 
     def _load(self, prompt: Prompt, count: int) -> None:
         """Count the first blocks of a prompt's first chunk as loaded from a tier."""
@@ -102,7 +123,7 @@ class Account(Cache):
 
     def _judge_those(self, whole: Callable[[Prompt], bool]) -> None:
         for prompt in [prompt for prompt in self._open if whole(prompt)]:
-            self._open.remove(prompt)
+            self._close(prompt)
             self._judge(prompt)
 
     def _judge(self, prompt: Prompt) -> None:

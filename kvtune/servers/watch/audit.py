@@ -11,14 +11,17 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
+from kvtune.base.bounded import BeyondError, TooLongError, cpu_limit
 from kvtune.base.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.base.units import count
 from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column, one_line
+from kvtune.servers.watch.cache import BYTES_CPU_S, LOOK_CPU_S
 from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import GPU, Cleared, Hash, Reader, Received, Removed, Stored, Stream
 from kvtune.servers.watch.metrics import Scrape, begun_anew
@@ -30,7 +33,11 @@ LATE_S = 10.0
 FEWEST = 20
 """Fewest events of a model after which a group without any block is called silent."""
 MOST_KNOWN = 1 << 20
-"""Most blocks of a rank that are remembered. Beyond that the earliest stored that is not held is forgotten."""
+"""Most blocks of a rank that are remembered. Beyond that the earliest stored that are not held are forgotten."""
+MOST_HELD = 1 << 21
+"""Most blocks that a rank may hold, in all groups and tiers. An audit of more ends."""
+MOST_PLACES = 512
+"""Most groups of media: each removal asks all."""
 LOOK_S, TAKE_S = 1.0, 0.1
 """Seconds between two scrapes, and between two looks for events."""
 
@@ -63,6 +70,8 @@ class Rank:
     tiers: set[str] = field(default_factory=set)
     """Those of which an event came."""
 
+    _forget_at: int = MOST_KNOWN
+
     def media(self, name: Hash) -> set[str]:
         """Return the media that hold a block."""
         return {medium for (medium, _), names in self.held.items() if name in names}
@@ -80,11 +89,15 @@ class Rank:
             self.block = max(self.block, event.block_size)
         else:
             self.tiers.add(medium)
-        for _ in range(len(self.known) - MOST_KNOWN):
-            oldest = next(iter(self.known))
-            del self.known[oldest]
-            if self.media(oldest):
-                self.known[oldest] = None
+        if len(self.held) > MOST_PLACES or sum(map(len, self.held.values())) > MOST_HELD:
+            raise BeyondError(
+                f"more than {MOST_HELD:,} blocks are held, or in more than {MOST_PLACES} places"
+            )
+        if len(self.known) > self._forget_at:  # not one by one: what is held is passed over each time
+            surplus = (name for name in list(self.known) if not self.media(name))
+            for name in islice(surplus, len(self.known) - MOST_KNOWN):
+                del self.known[name]
+            self._forget_at = len(self.known) + MOST_KNOWN // 4
 
     def remove(self, event: Removed) -> None:
         place = _place(event)
@@ -557,8 +570,7 @@ def _read(
         while not begun or not over(audit, begun + seconds):
             if not begun and reader.ready.is_set():
                 begun = time.monotonic()
-            for received in reader.take():
-                audit.add(received)
+            _take(audit, reader)
             if reader.problem:
                 raise KvtuneError(f"the events cannot be read: {reader.problem}", "run the audit again")
             if begun and time.monotonic() > scraped + LOOK_S:
@@ -575,11 +587,21 @@ def _read(
                     publishers = sources
                     reader = _reading(audit, publishers, server, listen)
             time.sleep(TAKE_S)
-        for received in reader.take():
-            audit.add(received)
+        _take(audit, reader)
         return reader.notes()
     finally:
         reader.close()
+
+
+def _take(audit: Audit, reader: Reader) -> None:
+    """Add the batches that came. KvtuneError if they are more than can be counted."""
+    came = reader.take()
+    try:
+        with cpu_limit(LOOK_CPU_S + sum(received.size for received in came) / BYTES_CPU_S):
+            for received in came:
+                audit.add(received)
+    except (BeyondError, TooLongError) as error:
+        raise KvtuneError(f"the events cannot be counted: {error}", "run the audit again") from None
 
 
 def over(_: Audit, end: float) -> bool:

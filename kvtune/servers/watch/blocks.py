@@ -148,7 +148,7 @@ class Blocks:
         """Tokens that the last steps stored, the newest last."""
         self._widest = 0
         self.bytes = 0
-        """Bytes of the known blocks' tokens."""
+        """Bytes of the known blocks' tokens and names."""
         self._unrooted = 1 << 60
         """Depth of the next chain whose beginning is not seen: above those seen, below those that came before it."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
@@ -252,7 +252,7 @@ class Blocks:
             if block is None:
                 block = Block(before, root, end, tokens, stretch.step, depth, stretch.space)
                 blocks[name] = block
-                self.bytes += len(tokens)
+                self.bytes += _space_of(block)
                 self._link(name, block)
             elif block.end == UNKNOWN and end != UNKNOWN:
                 self._unlink(name, block)
@@ -356,7 +356,7 @@ class Blocks:
         for _ in range(count):
             oldest, _ = self._gone.popitem(last=False)
             block = self.known.pop(oldest)
-            self.bytes -= len(block.tokens)
+            self.bytes -= _space_of(block)
             self._unlink(oldest, block)
             if block.content and self.contents.get(block.content) == oldest:
                 del self.contents[block.content]
@@ -455,6 +455,10 @@ class Blocks:
     def live(self, chain: Sequence[Hash]) -> int:
         """Count the blocks that a prompt would hit in the pool, and after them in a tier."""
         return self.in_tier(chain, self.reach([state.held for state in self.states(chain)]))
+
+
+def _space_of(block: Block) -> int:
+    return len(block.tokens) + 4 * len(block.space[0] + block.space[1])
 
 
 def seen_of(states: Sequence[State], step: int) -> int:

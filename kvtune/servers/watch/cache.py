@@ -19,6 +19,10 @@ AGES_S = 60
 MOST_HELD_BYTES = 400 << 20
 """Most memory for the blocks of all ranks: about 600 bytes a block (measured: 550), and its tokens."""
 BLOCK_BYTES = 600
+LOOK_CPU_S, BYTES_CPU_S = 2.0, 16 << 20
+"""CPU time in which what came until a look is counted, and memory of batches for which a second more is given: four
+times what a server of vLLM needs."""
+MOST_AGES = 100_000
 MOST_WALKED = 4_000_000
 """Most blocks before the stretches of one batch: 64 prompts of a million tokens. A batch with more is not counted."""
 
@@ -51,6 +55,8 @@ class Cache:
     """How often the cache was reset."""
     ages: deque[tuple[float, Counter[float]]] = field(default_factory=deque)
     """Evictions of the last AGES_S: a step's time, and how often each number of seconds since a block was stored."""
+    _ages: int = 0
+    """How many different ages these are."""
     _walked: int = 0
     """Blocks before the stretches of this batch."""
 
@@ -70,8 +76,9 @@ class Cache:
         self.evicted_blocks += evicted.blocks
         if evicted.ages_s:
             self.ages.append((batch.ts, evicted.ages_s))
-        while self.ages and self.ages[0][0] < batch.ts - AGES_S:
-            self.ages.popleft()
+            self._ages += len(evicted.ages_s)
+        while self.ages and (self.ages[0][0] < batch.ts - AGES_S or self._ages > MOST_AGES):
+            self._ages -= len(self.ages.popleft()[1])
         over = -(-(self.held_bytes - self.most_bytes) // BLOCK_BYTES)
         while over > 0 and (
             count := max(self.blocks.values(), key=lambda each: each.remembered).forget(over)

@@ -12,7 +12,8 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -38,7 +39,10 @@ MOST_TOKENS_BYTES = 64 << 20
 VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """What httpx takes from the environment."""
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
+AT_ONCE = 8
+"""Questions that are asked at once. Prometheus takes 20 of all who ask."""
 JSON = TypeVar("JSON")
+Taken = TypeVar("Taken")
 Fields = Mapping[str, Any] | None
 """The fields of a JSON body; None: a question without one."""
 
@@ -163,13 +167,45 @@ class Client:
 
         KvtuneError for any other, and for whatever else goes wrong.
         """
+        seconds = seconds or (GET_S if body is None else self.post_s)
+        most = most or (MOST_BYTES if body is None else MOST_TOKENS_BYTES)
+        answer: bytes = self._wait(self._asked(path, body, seconds, most))
+        return answer
+
+    def ask_all(
+        self, paths: Sequence[str], taken: Callable[[int, bytes], Taken], *, seconds: float, whole_s: float
+    ) -> list[Taken | KvtuneError]:
+        """Ask several questions, AT_ONCE at a time. Return what is `taken` of each answer, by its place, or its error.
+
+        After `whole_s` seconds none is asked or taken any more.
+        """
+        end = time.monotonic() + whole_s
+
+        async def one(place: int, path: str) -> Taken | KvtuneError:
+            async with limit:
+                try:
+                    left = min(seconds, end - time.monotonic())
+                    if left > 0:
+                        return taken(place, await self._asked(path, None, left, MOST_BYTES))
+                    raise SilentError(
+                        f"{self.base} did not answer all within {whole_s:.0f} s", "ask for fewer"
+                    )
+                except KvtuneError as error:
+                    return error
+
+        async def all_of() -> list[Taken | KvtuneError]:
+            return await asyncio.gather(*(one(place, path) for place, path in enumerate(paths)))
+
+        limit = asyncio.Semaphore(AT_ONCE)
+        answers: list[Taken | KvtuneError] = self._wait(all_of())
+        return answers
+
+    async def _asked(self, path: str, body: Fields, seconds: float, most: int) -> bytes:
         import httpx
 
         address = self.base + path
-        seconds = seconds or (GET_S if body is None else self.post_s)
-        most = most or (MOST_BYTES if body is None else MOST_TOKENS_BYTES)
         try:
-            status, target, content = self._wait(self._answer(address, body, seconds, most))
+            status, target, content = await self._answer(address, body, seconds, most)
         except KvtuneError:
             raise
         except TimeoutError:

@@ -9,13 +9,15 @@ waits is bounded. What ends the thread is its `problem`.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
@@ -23,10 +25,15 @@ import zmq
 from msgspec import Meta
 from zmq.utils.monitor import recv_monitor_message
 
+from kvtune.base.bounded import BeyondError, msgpack_decoder
 from kvtune.base.errors import KvtuneError, reason
 from kvtune.servers.watch.endpoints import MOST_RANKS, Named, Source, Way, unheard, way
 
 Hash = int | Annotated[bytes, Meta(max_length=64)]
+LONGEST = 1024
+"""Longest name of an adapter that is read, and part of a session's id. vLLM refuses a salt that is longer."""
+Keys = Sequence[Any] | None
+"""Of one block: adapter, images (each with where it begins in the block), salt, the digest of embeddings."""
 GPU = "GPU"
 """The medium of the pool's events; others are of tiers below it."""
 TRIED = ("0.29", "0.30", "0.31", "0.32", "0.33")
@@ -35,15 +42,22 @@ LARGEST_BATCH = 8 << 20
 """Largest message in bytes that the reader accepts. A step of 64,000 tokens in ten groups has 4 MB."""
 MOST_EVENTS = 50_000
 """Most events of a batch."""
-MOST_BLOCKS = 1 << 20
-"""Most blocks of an event."""
+MOST_BLOCKS = 1 << 18
+"""Most blocks of a batch. A step of 64,000 tokens in blocks of one token stores and removes half as many."""
+MOST_ROOTS, MOST_RESETS, MOST_MEDIA = 8_192, 1_000, 8
+"""Most prompts that begin in a batch, as `max_num_seqs` allows, most resets, and most media: vLLM has GPU, CPU and
+STORAGE, a connector may have its own names."""
+KEYS_BYTES = 1 << 16
+"""Most bytes of a block's keys, packed. Clients name their images: beyond that a digest stands for the keys."""
+BATCH_BYTES = 64 << 20
+"""Most memory of a batch."""
 MOST_NUMBER = 1 << 48
 """Largest number of a batch that is believed."""
 HELD_BYTES = 64 << 20
-"""Most bytes of messages that wait for `Reader.take`: beyond that the reader reads no further."""
+"""Most memory of the batches that wait for `Reader.take`: beyond that the reader reads no further."""
 HEARD_BYTES = 32 << 20
 """Most bytes of live messages that wait for a replay. Beyond that the oldest is dropped, and asked for again."""
-HEARD = 64
+HEARD = 8
 """Most messages that a socket keeps; the server's socket keeps those beyond."""
 POLL_MS = 100
 REPLAY_MS = 5_000
@@ -56,6 +70,8 @@ GATHER_S = 0.05
 """Seconds between two reads. A server sends a batch every step, and waking up for each would cost more CPU time."""
 CONNECT_S = 1.0
 """Longest wait for the connections in seconds, before the reader asks for the history."""
+Medium = Annotated[str, Meta(max_length=100)]
+GroupIndex = Annotated[int, Meta(ge=0, lt=256)]
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -63,24 +79,49 @@ class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, g
     """Blocks of a chain that a KV cache group now holds. If there are fewer hashes than blocks, some have no hash."""
 
     block_hashes: Annotated[list[Hash], Meta(max_length=MOST_BLOCKS)]
-    token_ids: Sequence[Annotated[int, Meta(ge=0, lt=1 << 32)]]
+    token_ids: Annotated[Sequence[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=1 << 21)]
     block_size: Annotated[int, Meta(ge=0, le=1 << 20)]
     """0 in events of a tier that do not describe their blocks."""
     parent_block_hash: Hash | None = None
-    lora_name: str | None = None
-    medium: str | None = None
-    extra_keys: Annotated[list[Sequence[Any] | None], Meta(max_length=MOST_BLOCKS)] | None = None
-    group_idx: Annotated[int, Meta(ge=0, lt=4096)] | None = None
+    lora_name: Annotated[str, Meta(max_length=LONGEST)] | None = None
+    medium: Medium | None = None
+    extra_keys: Sequence[Keys] | None = None
+    group_idx: GroupIndex | None = None
     kv_cache_spec_kind: Annotated[str, Meta(max_length=100)] | None = None
     kv_cache_spec_sliding_window: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     session_id: str | None = None
     """The id of the request that computed the blocks: the client's, or a tap's."""
 
+    @property
+    def space(self) -> int:
+        """About the memory that it takes."""
+        rows = self.extra_keys or ()
+        keys = 8 * len(rows) + sum(200 + sys.getsizeof(key) for row in rows for key in row or ())
+        names = 4 * len(self.lora_name or "") + 4 * len(self.session_id or "")
+        return 500 + names + 80 * len(self.block_hashes) + 4 * len(self.token_ids) + keys
+
+
+class Packed(Stored, tag="BlockStored", tag_field="type", frozen=True, gc=False):
+    """An event as it is read: its keys are still packed."""
+
+    extra_keys: Annotated[list[msgspec.Raw], Meta(max_length=MOST_BLOCKS)] | None = None
+
+    def unpack(self) -> None:
+        # Four bytes a token: a list of numbers takes ten times as much.
+        msgspec.structs.force_setattr(self, "token_ids", array("I", self.token_ids))
+        msgspec.structs.force_setattr(self, "session_id", (self.session_id or "")[:LONGEST])
+        if self.extra_keys is not None:
+            msgspec.structs.force_setattr(self, "extra_keys", [_keys(row) for row in self.extra_keys])
+
 
 class Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type", frozen=True, gc=False):
-    block_hashes: list[Hash]
-    medium: str | None = None
-    group_idx: Annotated[int, Meta(ge=0, lt=4096)] | None = None
+    block_hashes: Annotated[list[Hash], Meta(max_length=MOST_BLOCKS)]
+    medium: Medium | None = None
+    group_idx: GroupIndex | None = None
+
+    @property
+    def space(self) -> int:
+        return 200 + 80 * len(self.block_hashes)
 
 
 class Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type", frozen=True, gc=False):
@@ -95,24 +136,65 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     rank: int | None = None
 
 
-DECODER = msgspec.msgpack.Decoder(Batch)
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    """A batch whose events are still packed."""
+
+    ts: Annotated[float, Meta(ge=0, le=1e11)]
+    events: Annotated[list[msgspec.Raw], Meta(max_length=MOST_EVENTS)]
+    rank: int | None = None
+
+
+_head, _event = msgpack_decoder(Head), msgpack_decoder(Packed | Removed | Cleared)
+_row = msgpack_decoder(tuple[Any, ...] | None)
+
+
+def _keys(packed: msgspec.Raw) -> Keys:
+    if len(packed) > KEYS_BYTES:
+        return ([blake2b(packed).hexdigest(), 0],)
+    keys: Keys = _row(packed)
+    for key in keys or ():
+        image = isinstance(key, list) and [*map(type, key)] == [str, int]
+        if not image and not isinstance(key, str | bytes | int):
+            raise ValueError("a key of another kind")
+    return keys
 
 
 def decoded(payload: bytes) -> Batch:
-    """Return the batch. ValueError if it is in another format, or has numbers that no server of vLLM sends."""
-    try:
-        batch = DECODER.decode(payload)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-    if batch.ts != batch.ts:
+    """Return the batch. ValueError if it is in another format, or has what no server of vLLM sends."""
+    return measured(payload)[0]
+
+
+def measured(payload: bytes) -> tuple[Batch, int]:
+    """Return the batch, and about how much memory it takes. One event is built after the other, within the limits."""
+    head = _head(payload)
+    if head.ts != head.ts:
         raise ValueError("its time is NaN")
-    for event in batch.events:
-        if isinstance(event, Stored):
+    events: list[Stored | Removed | Cleared] = []
+    space = blocks = resets = 0
+    media: set[str | None] = set()
+    roots: Counter[int | None] = Counter()
+    for packed in head.events:
+        event: Stored | Removed | Cleared = _event(packed)
+        events.append(event)
+        if isinstance(event, Cleared):
+            resets += 1
+            continue
+        media.add(event.medium)
+        if isinstance(event, Packed):
             if not event.block_size and event.medium in (None, GPU):
                 raise ValueError("blocks of no token")
-            # Four bytes a token: a list of numbers takes ten times as much.
-            msgspec.structs.force_setattr(event, "token_ids", array("I", event.token_ids))
-    return batch
+            event.unpack()
+            roots[event.group_idx] += event.parent_block_hash is None and event.medium in (None, GPU)
+        space, blocks = space + event.space, blocks + len(event.block_hashes)
+        if space > BATCH_BYTES or blocks > MOST_BLOCKS:
+            raise BeyondError(
+                f"it has more than {MOST_BLOCKS:,} blocks, or takes more than {BATCH_BYTES >> 20} MiB"
+            )
+    if resets > MOST_RESETS or len(media) > MOST_MEDIA or max(roots.values(), default=0) > MOST_ROOTS:
+        raise BeyondError(
+            f"it has more than {MOST_ROOTS:,} beginnings, {MOST_RESETS:,} resets, or {MOST_MEDIA} media"
+        )
+    return Batch(head.ts, events, head.rank), space
 
 
 @dataclass(slots=True)
@@ -170,7 +252,7 @@ class Stream:
 class Received:
     """A batch as it was read. `fresh`: the server was restarted before it, so its cache began empty.
 
-    `size`: of the message, in bytes. `came`: when it came, by time.time(); 0: a replay brought it.
+    `size`: about the memory that it takes. `came`: when it came, by time.time(); 0: a replay brought it.
     """
 
     rank: int
@@ -205,7 +287,7 @@ class Reader:
     """Set when the history was read, or there is none."""
     _waiting: deque[Received] = field(default_factory=deque)
     _held: int = 0
-    """Bytes of the messages in `_waiting`."""
+    """Memory of the batches in `_waiting`."""
     _heard: deque[tuple[int, int, bytes, float]] = field(default_factory=deque)
     """Live messages that are still to be read: rank, number, payload, when they came."""
     _heard_bytes: int = 0
@@ -379,7 +461,7 @@ class Reader:
         if stream.first is None:
             stream.first = number
         try:
-            batch = decoded(payload)
+            batch, space = measured(payload)
         except ValueError as error:
             stream.misread(f"batch {number}: {reason(error)}")
             return
@@ -387,8 +469,8 @@ class Reader:
         while self._held > HELD_BYTES and not self._stop.is_set():
             self._hear(POLL_MS)
         with self._lock:
-            self._waiting.append(Received(rank, batch, fresh, len(payload), number, came))
-            self._held += len(payload)
+            self._waiting.append(Received(rank, batch, fresh, space, number, came))
+            self._held += space
 
     def _fill(self, rank: int, before: int | None) -> None:
         """Ask for the batches that are missing before number `before` (None: for all), if the server keeps a history.
@@ -471,6 +553,6 @@ def _number(frame: bytes) -> int:
 
 def _time_of(payload: bytes) -> float | None:
     try:
-        return decoded(payload).ts
+        return float(_head(payload).ts)
     except ValueError:
         return None

@@ -16,8 +16,8 @@ FEWEST_SHARED = 8
 SIDE = 8
 """Tokens that are kept of each side of a difference, to show them as text."""
 
-Point = tuple[Hash | Space, bytes]
-"""Where prompts differ: the block before (or the space, if there is none), and the common tokens after it."""
+Point = tuple[Hash | Space, int]
+"""Where prompts differ: the block before (or the space, if there is none), and a hash of the common tokens after it."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ def difference(
         return None
     cut, theirs = 4 * shared, blocks.known[other]
     before = (blocks.known[parent].tokens if parent is not None else b"") + tokens[:cut]
-    return (space if parent is None else parent, tokens[:cut]), Divergence(
+    return (space if parent is None else parent, hash(tokens[:cut])), Divergence(
         seen * len(tokens) // 4 + shared,
         theirs.root,
         before=before[-4 * SIDE :],

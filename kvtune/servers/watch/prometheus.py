@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Meta
 
+from kvtune.base.bounded import TooLongError, cpu_limit
 from kvtune.base.commands import command
 from kvtune.base.errors import KvtuneError
 from kvtune.base.units import count, percent
@@ -24,14 +25,14 @@ from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column, one_line
 from kvtune.data.tally import Hits
-from kvtune.servers.watch.client import MOST_TOKENS_BYTES, Client, StatusError
+from kvtune.servers.watch.client import Client, StatusError
 from kvtune.servers.watch.document import regime_section
 from kvtune.servers.watch.metrics import (
     LABELS_OF_CACHE,
     PREFIX,
+    UNREADABLE,
     Between,
     Scrape,
-    WrongValue,
     begun_anew,
     scrape_of,
 )
@@ -39,12 +40,17 @@ from kvtune.servers.watch.regime import Finding, Limits, finding
 
 HOUR_S, STEP_S, SLICE_S = 3600.0, 15.0, 300.0
 """Seconds that are asked for, between two samples, and that are judged at once."""
-ANSWER_S = 30.0
-"""Seconds that Prometheus has for an answer."""
+ANSWER_S, WHOLE_S = 30.0, 60.0
+"""Seconds that Prometheus has for an answer, and for all: what has not come then is not asked for."""
+JUDGE_CPU_S = 5.0
+"""CPU time for one instance's hour."""
 MOST_INSTANCES = 100
+MOST_SAMPLES = 500
+"""Most samples of a series; there are 241."""
 MOST_NAMED = 16
 """Instances that a command names."""
 ADDRESS = re.compile(r"[\w.-]{1,200}:\d{1,5}|\[[0-9a-fA-F:]{2,40}\]:\d{1,5}")
+PATH = "/api/v1/query_range"
 ALIVE = "num_requests_running"
 SERIES = (
     *(
@@ -65,7 +71,9 @@ Labels = dict[Annotated[str, Meta(max_length=300)], Annotated[str, Meta(max_leng
 
 class _Series(msgspec.Struct):
     metric: Labels = {}
-    values: list[tuple[float, str]] = []
+    values: Annotated[
+        list[tuple[float, Annotated[str, Meta(max_length=100)]]], Meta(max_length=MOST_SAMPLES)
+    ] = []
 
 
 class _Data(msgspec.Struct):
@@ -120,14 +128,40 @@ def read_hour(client: Client, job: str, now: float, limits: Limits) -> Hour:
             f"{client.base} has no {PREFIX}{ALIVE} of job {one_line(job)!r} in the last hour",
             "name the job as Prometheus' configuration does: --job NAME",
         )
-    notes, instances = [], []
+    notes = []
     if len(names) > MOST_INSTANCES:
         notes.append(f"{len(names) - MOST_INSTANCES} more instances were not asked for")
     series = "|".join(map(re.escape, SERIES))
-    for name in names[:MOST_INSTANCES]:
-        where = f'job={quoted},instance={json.dumps(name, ensure_ascii=False)},__name__=~"{PREFIX}({series})"'
-        scrapes = _scrapes(client, _asked(client, f"{{{where}}}", now, STEP_S))
-        instances.append(instance_of(name, scrapes, now, limits))
+    asked = names[:MOST_INSTANCES]
+
+    def judged(place: int, answer: bytes) -> Instance:
+        made = client.read(answer, PATH, _Answer).data.result
+        try:
+            with cpu_limit(JUDGE_CPU_S):
+                return instance_of(asked[place], _scrapes(client, made), now, limits)
+        except TooLongError as error:
+            raise KvtuneError(
+                f"{client.base} has more than can be judged: {error}", "is it vLLM's?"
+            ) from None
+
+    paths = [
+        _path(
+            f'{{job={quoted},instance={json.dumps(name, ensure_ascii=False)},__name__=~"{PREFIX}({series})"}}',
+            now,
+            STEP_S,
+        )
+        for name in asked
+    ]
+    answers = client.ask_all(paths, judged, seconds=ANSWER_S, whole_s=WHOLE_S)
+    instances = [answer for answer in answers if isinstance(answer, Instance)]
+    failed = [(n, error) for n, error in zip(asked, answers, strict=True) if isinstance(error, KvtuneError)]
+    if not instances:
+        raise failed[0][1]
+    if failed:
+        name, error = failed[0]
+        notes.append(
+            f"of {len(failed)} instances nothing is known; the first, {one_line(name)}: {error.message}"
+        )
     return Hour(client.base, job, now, instances, notes)
 
 
@@ -177,9 +211,11 @@ def _scrapes(client: Client, answer: Sequence[_Series]) -> list[Scrape]:
         name = labels.pop("__name__", "")
         for time_s, text in series.values:
             samples.setdefault(time_s, []).append((name, labels, _number(client, text)))
+    if len(samples) > MOST_SAMPLES:
+        raise KvtuneError(f"{client.base} has samples of {count(len(samples))} times", "is it Prometheus?")
     try:
         made = [scrape_of(samples[time_s], time_s) for time_s in sorted(samples)]
-    except (WrongValue, KeyError) as error:
+    except UNREADABLE as error:
         raise KvtuneError(
             f"{client.base} has values that no server has: {one_line(str(error))[:200]}", "is it vLLM's?"
         ) from None
@@ -195,15 +231,18 @@ def _number(client: Client, text: str) -> float:
         ) from None
 
 
-def _asked(client: Client, query: str, now: float, step: float) -> list[_Series]:
+def _path(query: str, now: float, step: float) -> str:
     words = {"query": query, "start": f"{now - HOUR_S:.3f}", "end": f"{now:.3f}", "step": f"{step:g}"}
-    path = "/api/v1/query_range"
+    return f"{PATH}?{urlencode(words)}"
+
+
+def _asked(client: Client, query: str, now: float, step: float) -> list[_Series]:
     try:
-        answer = client.ask(f"{path}?{urlencode(words)}", seconds=ANSWER_S, most=MOST_TOKENS_BYTES)
-        return client.read(answer, path, _Answer).data.result
+        answer = client.ask(_path(query, now, step), seconds=ANSWER_S)
+        return client.read(answer, PATH, _Answer).data.result
     except StatusError as error:
         raise KvtuneError(
-            f"{client.base}{path} answers {error.status}",
+            f"{client.base}{PATH} answers {error.status}",
             "give Prometheus' own address, e.g. http://HOST:9090; a key: KVTUNE_API_KEY=KEY or --header",
         ) from None
 

@@ -27,7 +27,7 @@ GROWING = 2
 """Most steps between two chunks of one prompt: what follows after a longer pause is another prompt."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Prompt:
     """`chain`: its blocks up to now, of which the first `hit` were in the cache. `first`, `last`: its chunks.
 
@@ -85,11 +85,6 @@ class Prompt:
     def may_grow(self, step: int) -> bool:
         """Whether a chunk may come in this step: the scheduler cuts a prompt only where a step is full."""
         return step - self.last.step <= GROWING and self.blocks.filled(self.last.step, self.size)
-
-    def followed_by(self, stretch: Stretch) -> bool:
-        """Whether a stretch may be its next chunk."""
-        same = self.blocks.rank == stretch.rank and self.chain[-1] == stretch.parent
-        return same and self.may_grow(stretch.step)
 
     def drop_singles(self) -> None:
         """Let go of the blocks at its end that are an answer's."""

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from msgspec import structs
 
+from kvtune.base.bounded import TooLongError, cpu_limit
 from kvtune.base.clock import Clock
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.legal import Value
@@ -42,6 +43,8 @@ from kvtune.servers.watch.timeline import Timeline, side_by_side
 from kvtune.servers.watch.watched import Life, Watched
 
 LOOK_S = 0.5
+JOIN_S = 120.0
+"""CPU time for joining a log with the events."""
 SAVE_S = 4.0
 """Seconds between two times at which what was seen is kept: after 5 s it is on disk."""
 FLAGS = {
@@ -276,7 +279,13 @@ def run_of(
     own = [
         [row for row, served_by in zip(rows, places, strict=True) if served_by == n] for n in range(len(each))
     ]
-    answered = join_fleet([recorded.served(rows) for recorded, rows in zip(each, own, strict=True)])
+    try:
+        with cpu_limit(JOIN_S):
+            answered = join_fleet([recorded.served(rows) for recorded, rows in zip(each, own, strict=True)])
+    except (TooLongError, ValueError) as error:
+        raise KvtuneError(
+            f"the log cannot be joined with the events: {error}", "record a shorter time"
+        ) from None
     by_line = {
         recorded.asked.line: recorded.tally
         for rows in answered

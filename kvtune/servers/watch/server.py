@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from kvtune.base.bounded import BeyondError, TooLongError
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.show.terminal import one_line
 from kvtune.requests.log.anthropic import moved
@@ -90,6 +91,8 @@ class Server:
         try:
             scrape = metrics.read(text, time.time())
         except metrics.UNREADABLE as error:
+            if isinstance(error, BeyondError | TooLongError):
+                raise KvtuneError(f"{self.base}/metrics is not read: {error}", NOT_VLLM) from None
             detail = f": {one_line(str(error))[:200]}" if isinstance(error, metrics.WrongValue) else ""
             raise KvtuneError(f"{self.base}/metrics is not in Prometheus' format{detail}", NOT_VLLM) from None
         if not scrape.values:

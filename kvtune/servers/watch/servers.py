@@ -43,8 +43,9 @@ AGAIN_S = 5.0
 """Seconds until one of several servers that did not answer is asked again: a question may take as long."""
 LATE_S = 0.1
 """Seconds after which the events have come that any server had published before: half of it is the reader's."""
-FLEET_BYTES = 1 << 30
-"""Memory for the blocks of all servers: beyond its share of it a server's account forgets what was evicted first."""
+FLEET_BYTES, MOST_FLEET_BYTES = 1 << 30, 4 << 30
+"""Memory for the blocks of all servers: beyond its share of it a server's account forgets what was evicted first. If
+what is not evicted takes the most, that server's events are read no further that takes most of it."""
 SILENT_S = 10.0
 """Seconds after which a server that computes more than parts of blocks, without an event, publishes no more."""
 
@@ -352,6 +353,11 @@ class Servers:
         for member, received in self._waiting[:count]:
             member.watched.count([received])
         del self._waiting[:count]
+        held = {member.url: member.watched.account.held_bytes for member in self._own}
+        if sum(held.values()) > MOST_FLEET_BYTES:
+            self.members[max(held, key=held.__getitem__)].watched.stop(
+                "all servers' say that more blocks are cached than kvtune keeps in memory, its own most"
+            )
 
     def _take(self) -> None:
         for member in self._own:

@@ -15,13 +15,14 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Any
 
+from kvtune.base.bounded import cpu_limit
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.data.installed import release
 from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.show.terminal import one_line
 from kvtune.requests.log.token_ids import unpacked
 from kvtune.servers.watch.account import Account
-from kvtune.servers.watch.cache import MOST_HELD_BYTES
+from kvtune.servers.watch.cache import BYTES_CPU_S, LOOK_CPU_S, MOST_HELD_BYTES
 from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import TRIED, Hash, Reader, Received
 from kvtune.servers.watch.facts import Facts, ShapeAtHand
@@ -59,7 +60,14 @@ ANSWERED = "time_to_first_token_seconds_count"
 HISTORY_S = 10.0
 """Seconds that the first look waits at most for the server's history of events."""
 MOST_KEPT_BYTES = 1 << 30
-"""Most bytes of batches that are kept to join a log with them: hours of a usual load."""
+"""Most memory of the batches that are kept to join a log with them: hours of a usual load."""
+
+
+@dataclass(slots=True)
+class Room:
+    """Memory that is left for the kept batches of all servers."""
+
+    left: int = MOST_KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ class Watched:
     `ask_s`: a look within this many seconds of a scrape takes events only. A scrape costs the API server about 6 ms.
     `shape_at_hand`: how to know a model's shape; without it nothing but the account is looked for, no regime. `limits`:
     those of the server's limits that the user gave. `keep`: a list to which every batch is appended, for a recording,
-    up to MOST_KEPT_BYTES.
+    as long as there is `room`.
     """
 
     server: Server
@@ -100,6 +108,7 @@ class Watched:
     shape_at_hand: ShapeAtHand | None = None
     limits: Limits = field(default_factory=Limits)
     keep: list[Received] | None = None
+    room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
         self.account = Account(by_content=self.others is not None, others=self.others)
@@ -115,7 +124,8 @@ class Watched:
         """The server's lives before its last restart."""
         self.kept_until: float | None = None
         """The time of the last batch in `keep`, if there was no room for later ones."""
-        self._kept = 0
+        self.cpu_s = LOOK_CPU_S
+        """CPU time that is left until the next look."""
         self._looks: deque[_Look] = deque()
         self._first: _Look | None = None
         self._begun: tuple[Mark, Scrape | None] | None = None
@@ -264,6 +274,7 @@ class Watched:
 
     def came(self) -> list[Received]:
         """Return the batches that came since the last call, in order."""
+        self.cpu_s = LOOK_CPU_S
         came = self.reader.take() if self.reader is not None else []
         if self.reader is not None and len(self.reader.sources) > 1:  # their histories come one after another
             came.sort(key=lambda received: received.batch.ts)
@@ -276,25 +287,37 @@ class Watched:
         late = bool(self._looks) and not self.reader.ready.is_set()
         tokens, evicted = Counter(self.account.tokens), self.account.evicted_blocks
         self.account.complete = all(stream.unbroken for stream in self.reader.streams.values())
+        self.cpu_s += sum(received.size for received in came) / BYTES_CPU_S
+        begun = time.process_time()
+        try:
+            with cpu_limit(max(0.01, self.cpu_s)):
+                for received in came:
+                    self.account.add(received)
+                    if self.account.held_bytes > MOST_HELD_BYTES:
+                        self.stop("they say that more blocks are cached than kvtune keeps in memory")
+                        return
+        except Exception as error:  # the account is no longer right, the server's own counters are
+            self.stop(f"kvtune cannot count them: {one_line(reason(error))}")
+            return
+        self.cpu_s -= time.process_time() - begun
         for received in came:
-            try:
-                self.account.add(received)
-            except Exception as error:  # the account is no longer right, the server's own counters are
-                self.reader.stop(f"kvtune cannot count them: {one_line(reason(error))}")
-                return
-            if self.account.held_bytes > MOST_HELD_BYTES:
-                self.reader.stop("they say that more blocks are cached than kvtune keeps in memory")
-                return
-            if self.keep is not None and self.kept_until is None:
-                self.keep.append(received)
-                self._kept += received.size
-                if self._kept > MOST_KEPT_BYTES:
-                    self.kept_until = received.batch.ts
+            if self.keep is None or self.kept_until is not None:
+                break
+            self.keep.append(received)
+            self.room.left -= received.size
+            if self.room.left < 0:
+                self.kept_until = received.batch.ts
         if late:
             self.account.settle()
             self._late += self.account.tokens - tokens
             self._late_evicted += self.account.evicted_blocks - evicted
         self._fresh |= {received.rank for received in came if received.fresh}
+
+    def stop(self, why: str) -> None:
+        """Read its events no further, and let go of what they told."""
+        if self.reader is not None:
+            self.reader.stop(why)
+        self.account.blocks.clear()
 
     def _complete(self) -> bool:
         return self.reader is not None and all(each.complete for each in self.reader.streams.values())
@@ -370,11 +393,11 @@ class Watched:
             first_token=_times(short, "time_to_first_token_seconds"),
             between_tokens=_times(short, "inter_token_latency_seconds"),
             evicted_blocks_s=(self.totals.evicted - before.mark.counts.evicted) / short.seconds
-            if self.reader is not None and short.seconds > 0
+            if self._heard() and short.seconds > 0
             else None,
-            evicted_age_s=self.account.median_age_s(last.at - SHORT_S),
+            evicted_age_s=self.account.median_age_s(last.at - SHORT_S) if self._heard() else None,
             cached_blocks=sum(blocks.held() for blocks in self.account.blocks.values())
-            if self.reader is not None
+            if self._heard()
             else None,
             periods=self._periods(),
             prefixes=[row for _, row in prefixes],
@@ -493,7 +516,8 @@ class Watched:
         if events.lost_batches:
             notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
         if events.unknown_messages:
-            notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
+            kind = "messages of a kind that this kvtune does not know"
+            notes.append(f"{events.unknown_messages} {kind}; the first: {self._unread()}")
         if not notes and not events.complete and not self._nothing_before():
             notes.append(
                 "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`. Join "
@@ -501,6 +525,11 @@ class Watched:
                 "the events before it joined"
             )
         return notes
+
+    def _unread(self) -> str:
+        """Return why the first message was not read that was not."""
+        assert self.reader is not None
+        return next((s.unread for s in self.reader.streams.values() if s.unread), "")
 
     def _nothing_before(self) -> bool:
         """Whether no prompt had been looked up when kvtune joined, and no event is missing since."""
@@ -518,7 +547,8 @@ class Watched:
             )
         if events.state == "unreadable":
             why = self.reader.problem if self.reader else ""
-            why = why or f"kvtune does not know their format ({events.unknown_messages:,} messages)"
+            messages = f"({events.unknown_messages:,} messages); the first: {self._unread()}"
+            why = why or f"kvtune does not know their format {messages}"
             notes.append(f"the server's events cannot be read: {why}")
         elif events.state != "off":
             notes += self._of_events(events)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kvtune.requests.log.logged import Logged
-from kvtune.servers.watch.events import DECODER, Received
+from kvtune.servers.watch.events import Batch, Received
 from kvtune.servers.watch.metrics import Scrape, read
 from tests.servers.watch.traffic import Sent
 
@@ -87,7 +87,7 @@ class Life:
     samples: Sequence[tuple[float, str]]
 
     def received(self) -> list[Received]:
-        return [Received(0, DECODER.decode(payload)) for _, payload in self.payloads]
+        return [Received(0, msgspec.msgpack.decode(payload, type=Batch)) for _, payload in self.payloads]
 
     def scrapes(self) -> list[Scrape]:
         return [read(text + "\n", at) for at, text in self.samples]

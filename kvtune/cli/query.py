@@ -9,6 +9,7 @@ tests/cli/test_idle_options.py walks over each condition of each command, and lo
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -268,11 +269,7 @@ def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
         if field.info is not None:
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             parameters.append(inspect.Parameter(name, kind, default=default, annotation=_for_typer(field)))
-    command.__name__, command.__doc__, command.__module__ = (
-        function.__name__,
-        function.__doc__,
-        function.__module__,
-    )
+    functools.update_wrapper(command, function, updated=())
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.query = query_type  # type: ignore[attr-defined]

@@ -7,20 +7,8 @@ from collections.abc import Iterator
 from kvtune.answers.states.table import Row, States
 from kvtune.base.units import count, percent, size
 from kvtune.data.run.signature import identity
-from kvtune.data.show.parts import Document, Section, cell, grid
+from kvtune.data.show.parts import Document, Section, cell, grid_of
 from kvtune.data.show.terminal import Column
-
-HEADS = (
-    Column("states kept", folds=True, least=18),
-    Column("visit 2"),
-    Column("visit 3"),
-    Column("all hits"),
-    Column("states a session", rank=2),
-    Column("sessions fit", rank=1),
-    Column("tail", rank=1),
-    Column("flags", right=False, folds=True, least=20),
-    Column("price", right=False, folds=True, rank=3, least=16),
-)
 
 
 def document(states: States) -> Document:
@@ -51,25 +39,28 @@ def section(states: States) -> Section:
         "Recurrent states",
         lead=f"{states.workload}: {count(states.query_tokens)} prompt tokens; each row is replayed by vLLM's own "
         f"scheduler. A state's block is {count(states.block_tokens)} tokens.",
-        tables=(
-            grid(HEADS, [tuple(_cells(row, states)) for row in states.rows if not row.why_not]).filled(),
-        ),
+        tables=(grid_of(_cells(row, states) for row in states.rows if not row.why_not).filled(),),
         notes=(f"{sentence(states)}.", *_legend(longest), *_inert(states)),
         commands=(states.serve,),
     )
 
 
-def _cells(row: Row, states: States) -> Iterator[object]:
-    yield row.kept
-    for visit in (1, 2):
-        tokens = states.visit_tokens[visit]
-        yield percent(row.visits[visit], tokens) if tokens else "–"
-    yield percent(row.hit_tokens or 0, states.query_tokens)
-    yield cell(row.state_bytes, size)
-    yield cell(row.fit, count)
-    yield cell(row.tail_tokens, count)
-    yield " ".join(row.flags) or "–"
-    yield row.price or "–"
+def _cells(row: Row, states: States) -> dict[str | Column, object]:
+    second, third = (
+        percent(hits, tokens) if tokens else "–"
+        for hits, tokens in zip(row.visits[1:3], states.visit_tokens[1:3], strict=True)
+    )
+    return {
+        Column("states kept", folds=True, least=18): row.kept,
+        "visit 2": second,
+        "visit 3": third,
+        "all hits": percent(row.hit_tokens or 0, states.query_tokens),
+        Column("states a session", rank=2): cell(row.state_bytes, size),
+        Column("sessions fit", rank=1): cell(row.fit, count),
+        Column("tail", rank=1): cell(row.tail_tokens, count),
+        Column("flags", right=False, folds=True, least=20): " ".join(row.flags) or "–",
+        Column("price", right=False, folds=True, rank=3, least=16): row.price or "–",
+    }
 
 
 def _legend(longest: str) -> Iterator[str]:

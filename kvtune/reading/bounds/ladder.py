@@ -139,7 +139,7 @@ def bounds(
     sizes = list(pools) or _sizes(distinct, node_tokens * max((1, *paths.nodes)), block_tokens)
     prompts = paths_of(workload, node_tokens, answers=False) if tiers else paths
     cut = int(len(paths) * TUNING_SHARE)
-    early = paths.first(cut)
+    early, token_bytes = paths.first(cut), shape.token_bytes if shape is not None else 0
     curve = []
     for number, blocks in enumerate(sizes):
         if blocks * block_tokens < node_tokens:
@@ -147,12 +147,8 @@ def bounds(
                 f"a pool of {blocks} blocks of {block_tokens} tokens is less than one node of {node_tokens} tokens",
                 "give larger --pools",
             )
-        rung = _rung(paths, early, blocks, block_tokens, shape)
-        if tiers:
-            token_bytes = shape.token_bytes if shape is not None else 0
-            behind = tier_rungs(paths, prompts, blocks, tiers, block_tokens, token_bytes)
-            rung = msgspec.structs.replace(rung, tiers=behind)
-        curve.append(rung)
+        behind = tier_rungs(paths, prompts, blocks, tiers, block_tokens, token_bytes) if tiers else []
+        curve.append(_rung(paths, early, blocks, block_tokens, token_bytes, behind))
         if done is not None:
             done(number + 1, len(sizes))
     return Bounds(
@@ -164,7 +160,7 @@ def bounds(
         block_tokens=block_tokens,
         node_tokens=node_tokens,
         model=shape.name if shape is not None else "",
-        token_bytes=shape.token_bytes if shape is not None else 0,
+        token_bytes=token_bytes,
         infinite=hit_share(infinite(paths), paths),
         load=load_facts(workload, paths, sessions, load_notes),
         curve=curve,
@@ -173,7 +169,9 @@ def bounds(
     )
 
 
-def _rung(paths: Paths, early: Paths, blocks: int, block_tokens: int, shape: ModelShape | None) -> Rung:
+def _rung(
+    paths: Paths, early: Paths, blocks: int, block_tokens: int, token_bytes: int, tiers: list[TierRung]
+) -> Rung:
     nodes = blocks * block_tokens // paths.node_tokens
     least = hit_share(lru(paths, nodes), paths)
     head_start_s = _head_start(early, nodes)
@@ -183,12 +181,13 @@ def _rung(paths: Paths, early: Paths, blocks: int, block_tokens: int, shape: Mod
     return Rung(
         pool_blocks=blocks,
         pool_tokens=blocks * block_tokens,
-        pool_bytes=blocks * block_tokens * shape.token_bytes if shape is not None else 0,
+        pool_bytes=blocks * block_tokens * token_bytes,
         lru=least,
         best_known=best,
         optimum=hit_share(optimum(paths, nodes), paths),
         head_start_s=None if head_start_s == inf else head_start_s,
         oversized=sum(n > nodes for n in paths.nodes),
+        tiers=tiers,
     )
 
 

@@ -105,13 +105,7 @@ def _figure(path: str, kept: Mapping[str, Mapping[str, Any]]) -> Figure | None:
     values = kept.get(path.replace(".", "_"))
     if values is None:
         return None
-    return Figure(
-        path=path,
-        a=values.get("baseline"),
-        b=values.get("recipe"),
-        difference=values.get("difference"),
-        relative=values.get("relative"),
-        low=values.get("low"),
-        high=values.get("high"),
-        verdict=values.get("verdict", "no difference shown"),
-    )
+    names = ("baseline", "recipe", "difference", "relative", "low", "high")
+    a, b, difference, relative, low, high = map(values.get, names)
+    verdict = values.get("verdict", "no difference shown")
+    return Figure(path, a, b, difference, relative, low, high, verdict)

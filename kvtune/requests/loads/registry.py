@@ -69,10 +69,6 @@ def _of_sessions(name: str) -> Callable[..., Any]:
     return called
 
 
-def _count(name: str, default: int, help: str, least: float = 1) -> Key:
-    return Key(name, default, help, least)
-
-
 def _concurrency(default: int) -> Key:
     return Key("concurrency", default, "requests in flight at most; 0: all that have arrived", 0, 1_000_000)
 
@@ -80,10 +76,10 @@ def _concurrency(default: int) -> Key:
 _RATE = Key("rate", 0.0, "Poisson arrivals a second, seeded; 0: none, send as concurrency allows", 0, 1e6)
 _SEED = Key("seed", 0, "seeds tokens, arrivals and draws", 0, 2**63 - 1)
 _SESSIONS = (
-    _count("sessions", 0, "sessions at once: each plays to its end, then another begins; 0: no sessions", 0),
+    Key("sessions", 0, "sessions at once: each plays to its end, then another begins; 0: no sessions", 0),
     Key("hours", 0.75, "hours that are played", 1e-4, 1000),
     Key("max_think", 600.0, "longer pauses are cut to these seconds", 0, 1e9),
-    _count("longest", 0, "a session ends before a request of more tokens, answer included; 0: no limit", 0),
+    Key("longest", 0, "a session ends before a request of more tokens, answer included; 0: no limit", 0),
     Key(
         "answers",
         "engine",
@@ -98,12 +94,12 @@ _SESSIONS = (
     ),
     Key("subagents", 1, "0: without sub-agents", 0, 1),
 )
-_OUTPUT = _count("output", 16, "generated tokens of each request")
+_OUTPUT = Key("output", 16, "generated tokens of each request")
 _OUTPUT_OF_AGENTS = replace(_OUTPUT, default=225, help="median generated tokens of a turn")
 _ONE_KIND = (
-    _count("requests", 64, "requests"),
-    _count("prompt", 48, "tokens of each prompt"),
-    _count("output", 200, "generated tokens of each request"),
+    Key("requests", 64, "requests"),
+    Key("prompt", 48, "tokens of each prompt"),
+    Key("output", 200, "generated tokens of each request"),
     _concurrency(0),
     _RATE,
     _SEED,
@@ -117,11 +113,11 @@ _ROUNDS = WorkloadKind(
     "rounds",
     "the same prefixes re-sent in turn, in each round with a new suffix",
     (
-        _count("prefixes", 12, "different prefixes"),
-        _count("prefix", 1500, "tokens of each prefix"),
-        _count("suffix", 64, "new tokens after the prefix in every request", 0),
+        Key("prefixes", 12, "different prefixes"),
+        Key("prefix", 1500, "tokens of each prefix"),
+        Key("suffix", 64, "new tokens after the prefix in every request", 0),
         _OUTPUT,
-        _count("rounds", 3, "how often each prefix is sent; a round waits for the one before"),
+        Key("rounds", 3, "how often each prefix is sent; a round waits for the one before"),
         _concurrency(1),
         _SEED,
     ),
@@ -131,11 +127,11 @@ _ZIPF = WorkloadKind(
     "zipf",
     "prefixes drawn by popularity (1 / rank^s), each with a new suffix",
     (
-        _count("prefixes", 40, "different prefixes"),
-        _count("prefix", 1500, "tokens of each prefix"),
-        _count("suffix", 64, "new tokens after the prefix in every request", 0),
+        Key("prefixes", 40, "different prefixes"),
+        Key("prefix", 1500, "tokens of each prefix"),
+        Key("suffix", 64, "new tokens after the prefix in every request", 0),
         _OUTPUT,
-        _count("requests", 120, "requests"),
+        Key("requests", 120, "requests"),
         Key("s", 1.0, "exponent of the popularity; 0: all alike", 0, 20),
         _concurrency(1),
         _RATE,
@@ -147,12 +143,12 @@ _CHAT = WorkloadKind(
     "chat",
     "sessions that grow turn by turn, interleaved, after one system prompt",
     (
-        _count("sessions", 12, "conversations"),
-        _count("turns", 4, "turns of each conversation"),
-        _count("system", 256, "tokens of the system prompt that all share", 0),
-        _count("first", 256, "tokens of a conversation's first message"),
-        _count("user", 64, "tokens of every later message"),
-        _count("output", 64, "generated tokens of each turn"),
+        Key("sessions", 12, "conversations"),
+        Key("turns", 4, "turns of each conversation"),
+        Key("system", 256, "tokens of the system prompt that all share", 0),
+        Key("first", 256, "tokens of a conversation's first message"),
+        Key("user", 64, "tokens of every later message"),
+        Key("output", 64, "generated tokens of each turn"),
         Key("think", 0.0, "seconds between an answer and the next turn", 0, 86_400),
         Key(
             "answers",
@@ -160,8 +156,8 @@ _CHAT = WorkloadKind(
             "what the next turn repeats: the engine's own answer, or fixed text that is the same everywhere",
             choices=("engine", "fixed"),
         ),
-        _count("before", 0, "cold prompts that fill the pool before the conversations begin", 0),
-        _count("cold", 3064, "tokens of each of these"),
+        Key("before", 0, "cold prompts that fill the pool before the conversations begin", 0),
+        Key("cold", 3064, "tokens of each of these"),
         _concurrency(0),
         replace(_RATE, help="Poisson starts of conversations a second, seeded; 0: all at once"),
         _SEED,
@@ -172,12 +168,12 @@ _MIX = WorkloadKind(
     "mix",
     "cold one-off prompts among hot prefixes",
     (
-        _count("prefixes", 8, "hot prefixes"),
-        _count("prefix", 1500, "tokens of each hot prefix"),
-        _count("suffix", 64, "new tokens after the prefix in every hot request", 0),
+        Key("prefixes", 8, "hot prefixes"),
+        Key("prefix", 1500, "tokens of each hot prefix"),
+        Key("suffix", 64, "new tokens after the prefix in every hot request", 0),
         _OUTPUT,
-        _count("requests", 120, "requests, hot and cold"),
-        _count("cold", 1564, "tokens of each cold prompt"),
+        Key("requests", 120, "requests, hot and cold"),
+        Key("cold", 1564, "tokens of each cold prompt"),
         Key("share", 0.5, "share of cold requests", 0, 1),
         _concurrency(1),
         _RATE,
@@ -190,7 +186,7 @@ _TRACE = WorkloadKind(
     "a recorded trace: Mooncake JSONL, BurstGPT or Azure CSV",
     (
         Key("path", "", "the trace file"),
-        _count("limit", 0, "the first N requests only; 0: all", 0),
+        Key("limit", 0, "the first N requests only; 0: all", 0),
         Key("speed", 1.0, "how many times as fast as recorded", 1e-6, 1e9),
         Key("from", 0.0, "leave out what came before, seconds after the first request", 0, 1e12),
         Key("to", 0.0, "leave out what came from then on, in seconds; 0: to the end", 0, 1e12),
@@ -221,7 +217,7 @@ _REQUESTS = WorkloadKind(
             "auto",
             "renders text: a folder, a model in the local cache, or bytes; auto: that of the command's MODEL",
         ),
-        _count("limit", 0, "the first N requests only; 0: all", 0),
+        Key("limit", 0, "the first N requests only; 0: all", 0),
         Key("speed", 1.0, "how many times as fast as logged", 1e-6, 1e9),
         Key("since", 0.0, "leave out what was sent before, seconds since 1970", 0, 1e12),
         Key("until", 0.0, "leave out what was answered after; 0: to the end", 0, 1e12),
@@ -238,14 +234,14 @@ _AGENTS = WorkloadKind(
     "sessions of coding agents, drawn from published quantiles",
     (
         replace(_SESSIONS[0], default=8, least=1, help="sessions at once"),
-        _count("different", 100, "different sessions that are drawn"),
-        _count("turns", 20, "median turns of a session"),
-        _count(
+        Key("different", 100, "different sessions that are drawn"),
+        Key("turns", 20, "median turns of a session"),
+        Key(
             "context",
             20_000,
             "median tokens of a session's first prompt; half a median is tools that all share",
         ),
-        _count("tools", 280, "median tokens that a turn adds: tools' results and the user"),
+        Key("tools", 280, "median tokens that a turn adds: tools' results and the user"),
         _OUTPUT_OF_AGENTS,
         Key(
             "think",
@@ -254,7 +250,7 @@ _AGENTS = WorkloadKind(
             0,
             86_400,
         ),
-        _count("window", 160_000, "tokens from which a conversation is compacted to a summary"),
+        Key("window", 160_000, "tokens from which a conversation is compacted to a summary"),
         replace(
             _SESSIONS[6],
             default=0.0,

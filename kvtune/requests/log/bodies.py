@@ -22,11 +22,11 @@ LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
 NAME_API = 'if its API is another, name it in the line: "url": "/v1/chat/completions"'
 
 
-def _names(words: str) -> frozenset[str]:
+def names_in(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-SAMPLING = _names(
+SAMPLING = names_in(
     "frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens max_output_tokens n best_of "
     "presence_penalty response_format text seed stop stop_sequences stop_token_ids temperature top_p top_k min_p "
     "repetition_penalty length_penalty thinking_token_budget use_beam_search include_stop_str_in_output ignore_eos "
@@ -35,14 +35,14 @@ SAMPLING = _names(
     "max_tool_calls parallel_tool_calls tool_choice prediction verbosity"
 )
 """What the model makes of a prompt. `tool_choice` and formats are in no chat template's variables."""
-ANSWERING = _names(
+ANSWERING = names_in(
     "stream stream_options stream_interval echo include include_reasoning skip_special_tokens "
     "spaces_between_special_tokens return_tokens_as_token_ids return_token_ids return_token_offsets "
     "return_prompt_text routed_experts_prompt_start mm_payload return_mm_kwargs enable_response_messages "
     "background store"
 )
 """What is sent back, and how."""
-OTHERS = _names(
+OTHERS = names_in(
     "model user metadata priority request_id session_id cache_salt ec_transfer_params vllm_xargs truncation_side "
     "service_tier safety_identifier prompt_cache_key prompt_cache_retention speed inference_geo betas anthropic_beta "
     "anthropic_version context_management cache_control mm_processor_kwargs media_io_kwargs"
@@ -55,7 +55,7 @@ UNSEEN = SAMPLING | ANSWERING | OTHERS
 """Fields that do not change the prompt."""
 
 READ: Mapping[str, frozenset[str]] = {
-    CHAT: _names(
+    CHAT: names_in(
         "messages tools reasoning_effort documents chat_template_kwargs add_generation_prompt "
         "continue_final_message add_special_tokens"
     ),
@@ -86,7 +86,7 @@ NOTHING = {"truncation": ("disabled",), "function_call": ("none", "auto")}
 
 LONGEST_NOTE = 64
 """The longest text of an unknown field that is the log's, in a line that is not divided into log and body."""
-OWN = _names(
+OWN = names_in(
     "name id custom_id kind class hit usage response output answer token_ids choices prompt_token_ids url path "
     "endpoint api method status status_code object created ttft ttft_s ttft_ms session client replica "
     "headers error tags replica by broken_off_by"

@@ -13,7 +13,16 @@ from typing import Any
 from kvtune.base.bounded import decode_json
 from kvtune.base.errors import UsageError
 from kvtune.requests.log import anthropic
-from kvtune.requests.log.bodies import CHAT, LOG_IDS, MESSAGES, Body, known_only, refuse_elsewhere, shown
+from kvtune.requests.log.bodies import (
+    CHAT,
+    LOG_IDS,
+    MESSAGES,
+    Body,
+    known_only,
+    names_in,
+    refuse_elsewhere,
+    shown,
+)
 
 TEXTS = {
     "text": "text",
@@ -23,19 +32,9 @@ TEXTS = {
     "thinking": "thinking",
 }
 """Types of content parts that are text -> the field with the text."""
-IN_MESSAGE = (
-    *(
-        "role",
-        "content",
-        "name",
-        "tool_calls",
-        "tool_call_id",
-        "reasoning",
-        "reasoning_content",
-        "task",
-        "tools",
-    ),
-    *("id", "type", "status", "phase", "refusal", "annotations", "cache_control", "provider_specific_fields"),
+IN_MESSAGE = names_in(
+    "role content name tool_calls tool_call_id reasoning reasoning_content task tools "
+    "id type status phase refusal annotations cache_control provider_specific_fields"
 )
 """Fields of a message or an item: those that a template gets, and those that vLLM leaves out."""
 IN_PART = ("type", "cache_control", "annotations", "citations", "logprobs", "prompt_cache_breakpoint")

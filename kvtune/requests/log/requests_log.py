@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -93,42 +93,34 @@ def read_log(path: Path, render: Render | None = None) -> Iterator[Logged]:
 
 def _rows(path: Path, render: Render | None) -> Iterator[Logged | KvtuneError]:
     before: list[_Line] = []
-    rendering: Iterator[Rendered | UsageError] = iter(())
-    for lines in _batches(path, render):
-        answers = _all(rendering)
-        if answers and not isinstance(answers[-1], (Rendered, UsageError)):
-            break  # the process that renders is gone
+    rendering: Iterator[Rendered | KvtuneError] = iter(())
+    for lines in chain(_batches(path, render), [[]]):
+        answers = list(rendering)
+        gone = bool(answers) and not isinstance(
+            answers[-1], (Rendered, UsageError)
+        )  # the process that renders
         asked = [body for line in lines for body in line.asked]
-        rendering = _begun(asked, render) if render is not None and asked else iter(())
+        rendering = _rendered(asked, render) if render is not None and asked and not gone else iter(())
         yield from _done(path, before, answers)
+        if gone:
+            return
         before = lines
-    else:
-        answers = _all(rendering)
-    yield from _done(path, before, answers)
 
 
-def _begun(asked: Sequence[Body], render: Render) -> Iterator[Rendered | UsageError]:
-    """Begin to render. An error, such as a missing tokenizer, is raised where the first prompt is taken."""
+def _rendered(asked: Sequence[Body], render: Render) -> Iterator[Rendered | KvtuneError]:
+    """Begin to render. Return an iterator of what is rendered, up to an error that ends it: a missing tokenizer."""
     try:
-        return render(asked)
+        rendering = render(asked)
     except KvtuneError as error:
-        return _failed(error)
+        return iter([error])
 
+    def answers() -> Iterator[Rendered | KvtuneError]:
+        try:
+            yield from rendering
+        except KvtuneError as error:
+            yield error
 
-def _failed(error: KvtuneError) -> Iterator[Rendered | UsageError]:
-    yield from ()
-    raise error
-
-
-def _all(rendering: Iterator[Rendered | UsageError]) -> list[Rendered | KvtuneError]:
-    """Return all that was rendered, up to an error that ends it."""
-    results: list[Rendered | KvtuneError] = []
-    try:
-        for result in rendering:
-            results.append(result)  # noqa: PERF402  (kept if the next one fails)
-    except KvtuneError as error:
-        results.append(error)
-    return results
+    return answers()
 
 
 def _batches(path: Path, render: Render | None) -> Iterator[list[_Line]]:

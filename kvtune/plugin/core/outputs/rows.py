@@ -166,20 +166,15 @@ def row_of(state: RequestState) -> Row | None:
 def _kind(state: RequestState) -> Kind | None:
     """Return what the caller gets, or None for a request with options whose outputs only vLLM's code makes."""
     detokenizer, logprobs = state.detokenizer, state.logprobs_processor
-    if (
-        type(state) is not RequestState
-        or type(state.queue) is not RequestOutputCollector
-        or logprobs is None
-        or logprobs.num_logprobs is not None
-        or logprobs.num_prompt_logprobs is not None
-        or state.parent_req is not None
-        or state.lora_request is not None
-        or state.prompt_embeds is not None
-        or state.streaming_input
-        or state.input_chunk_queue is not None
-        or type(detokenizer) not in (IncrementalDetokenizer, FastIncrementalDetokenizer)
-        or getattr(detokenizer, "stop", None)
-    ):
+    of_vllm = type(state) is RequestState and type(state.queue) is RequestOutputCollector
+    decodes = type(detokenizer) in (IncrementalDetokenizer, FastIncrementalDetokenizer)
+    if not of_vllm or not decodes or logprobs is None:
+        return None
+    asked = (logprobs.num_logprobs, logprobs.num_prompt_logprobs, state.parent_req, state.lora_request)
+    fed = (state.prompt_embeds, state.input_chunk_queue)
+    if any(option is not None for option in (*asked, *fed)):
+        return None
+    if state.streaming_input or getattr(detokenizer, "stop", None):
         return None
     if state.output_kind == RequestOutputKind.FINAL_ONLY:
         return Kind.END

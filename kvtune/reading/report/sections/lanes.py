@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 BUCKETS = 500
 BINS = 120
 FINE_BINS = 240
-WORDS = (
-    "kind",
-    "generation",
-    "process",
-    "what",
-    "state",
-    "queue",
-    "text",
-)  # columns that hold words, not numbers
 AXIS_EXTENT = 74  # pixels, the same for all lanes; page.js relies on their common left edge
 FROM, TO = "from_s", "to_s"
 """Parameters of the drawing that page.js sets: the time that all lanes show."""
@@ -104,7 +95,7 @@ class Lane:
     def drawing(self, rows: Rows) -> alt.Chart:
         import altair as alt
 
-        words = self.y in WORDS  # one line for each process or GPU
+        words = _has_words(rows.data, self.y)  # one line for each process or GPU
         height = self.height * len(set(rows.data[self.y])) + 14 if words else self.height
         base = alt.Chart(alt.NamedData(name=self.name), title=self.title.format(rows.each), height=height)
         encoded: dict[str, Any] = {"x": _x()}
@@ -128,7 +119,9 @@ class Lane:
             scale = alt.Scale(domain=[0, rows.largest], range=[6, 420])
             encoded["size"] = alt.Size(f"{self.size}:Q", scale=scale, legend=None)
         if self.tips:
-            encoded["tooltip"] = [_tip(name, title or rows.unit) for name, title in self.tips.items()]
+            encoded["tooltip"] = [
+                _tip(name, title or rows.unit, rows.data) for name, title in self.tips.items()
+            ]
         kind, style = MARKS[self.mark]
         marked: alt.Chart = getattr(base, f"mark_{kind}")(clip=True, **style)
         return marked.encode(**encoded)
@@ -343,10 +336,14 @@ def _axis(**more: str | int) -> alt.Axis:
     return alt.Axis(minExtent=AXIS_EXTENT, maxExtent=AXIS_EXTENT, **more)
 
 
-def _tip(name: str, title: str) -> alt.Tooltip:
+def _has_words(data: Columns, name: str) -> bool:
+    return any(isinstance(value, str) for value in data[name][:1])
+
+
+def _tip(name: str, title: str, data: Columns) -> alt.Tooltip:
     import altair as alt
 
-    if name in WORDS:
+    if _has_words(data, name):
         return alt.Tooltip(name, type="nominal", title=title or name)
     return alt.Tooltip(name, type="quantitative", title=title or name, format=",.5~g")
 

@@ -14,12 +14,14 @@ from kvtune.plugin.vllm.offloading import (
     Key,
     KVConnectorOutput,
     Manager,
+    Matched,
     PrepareStoreOutput,
     ReqContext,
     Request,
     SchedulerSide,
     has_tier,
 )
+from kvtune.plugin.vllm.patches import in_place_of
 from kvtune.plugin.vllm.types import VllmConfig
 
 
@@ -56,12 +58,13 @@ class OffloadWatch:
         self._quiet = True
 
     def _watch_manager(self, manager: Manager) -> None:
-        prepare_store, prepare_load = manager.prepare_store, manager.prepare_load
-        complete_load, reset_cache = manager.complete_load, manager.reset_cache
         unread = self._unread
 
-        def storing(keys: Collection[Key], context: ReqContext) -> PrepareStoreOutput | None:
-            stores = prepare_store(keys, context)
+        @in_place_of(manager, "prepare_store")
+        def storing(
+            prepare: Callable[..., PrepareStoreOutput | None], keys: Collection[Key], context: ReqContext
+        ) -> PrepareStoreOutput | None:
+            stores = prepare(keys, context)
             if stores is None:
                 self._refused += 1
                 self._quiet = False
@@ -73,32 +76,34 @@ class OffloadWatch:
                 unread.update(stores.keys_to_store)
             return stores
 
-        def loading(keys: Collection[Key], context: ReqContext) -> object:
+        @in_place_of(manager, "prepare_load")
+        def loading(prepare: Callable[..., object], keys: Collection[Key], context: ReqContext) -> object:
             before = len(unread)
             unread.difference_update(keys)
             self._reused += before - len(unread)
             self._quiet = False
             self._began.setdefault(context.req_id, self._now_ns())
-            return prepare_load(keys, context)
+            return prepare(keys, context)
 
-        def loaded(keys: Collection[Key], context: ReqContext) -> None:
-            complete_load(keys, context)
+        @in_place_of(manager, "complete_load")
+        def loaded(complete: Callable[..., None], keys: Collection[Key], context: ReqContext) -> None:
+            complete(keys, context)
             self._loads += 1
             self._waited(context.req_id)
 
-        def reset() -> None:
+        @in_place_of(manager, "reset_cache")
+        def reset(reset_cache: Callable[[], None]) -> None:
             reset_cache()
             unread.clear()
             self._began.clear()
 
-        manager.prepare_store, manager.prepare_load = storing, loading
-        manager.complete_load, manager.reset_cache = loaded, reset
-
     def _watch_lookups(self, side: SchedulerSide) -> None:
         """Time requests that wait because their tokens are being stored, or loaded for another request."""
-        look_up = side.get_num_new_matched_tokens
 
-        def looking_up(request: Request, *args: object, **options: object) -> tuple[int | None, bool]:
+        @in_place_of(side, "get_num_new_matched_tokens")
+        def looking_up(
+            look_up: Callable[..., Matched], request: Request, *args: object, **options: object
+        ) -> Matched:
             looked_up = look_up(request, *args, **options)
             if looked_up[0] is None:
                 self._began.setdefault(request.request_id, self._now_ns())
@@ -106,12 +111,9 @@ class OffloadWatch:
                 self._waited(request.request_id)
             return looked_up
 
-        side.get_num_new_matched_tokens = looking_up
-
     def _watch_copies(self, side: SchedulerSide) -> None:
-        update = side.update_connector_output
-
-        def updating(output: KVConnectorOutput) -> None:
+        @in_place_of(side, "update_connector_output")
+        def updating(update: Callable[[KVConnectorOutput], None], output: KVConnectorOutput) -> None:
             meta = output.kv_connector_worker_meta
             if meta is not None:
                 store, load = meta.transfer_stats.store, meta.transfer_stats.load
@@ -122,8 +124,6 @@ class OffloadWatch:
                     self._loaded_bytes += load.bytes
                     self._load_s += load.time
             update(output)
-
-        side.update_connector_output = updating
 
     def _waited(self, request_id: str) -> None:
         began = self._began.pop(request_id, None)

@@ -8,7 +8,6 @@ switches itself off at its first failure.
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import mmap
 import os
@@ -25,6 +24,7 @@ from kvtune.base.legal import Value
 from kvtune.base.scratch import leave, share, sweep
 from kvtune.plugin.probe.recording import Line, PrefixHasher, TraceWriter
 from kvtune.plugin.probe.status import role
+from kvtune.plugin.vllm.patches import in_place_of
 from kvtune.plugin.vllm.plugin_state import STATE
 from kvtune.plugin.vllm.types import PrefillStats, Request, Scheduler
 
@@ -119,20 +119,18 @@ class Recorder:
 
     def attach(self, scheduler: Scheduler) -> None:
         """Wrap methods of this scheduler object, not of its class, which the core may have replaced."""
-        add, free = scheduler.add_request, scheduler._free_request
 
-        @functools.wraps(add)
-        def added(request: Request) -> object:
+        @in_place_of(scheduler, "add_request")
+        def added(add: Callable[[Request], object], request: Request) -> object:
             self._guard(self.arrived, request)
             return add(request)
 
-        @functools.wraps(free)
-        def freed(request: Request, *args: object, **options: object) -> object:
+        @in_place_of(scheduler, "_free_request")
+        def freed(free: Callable[..., object], request: Request, *args: object, **options: object) -> object:
             self._guard(self.ended, request)
             return free(request, *args, **options)
 
         self._hashed_tokens = int(getattr(scheduler, "hash_block_size", 0))
-        scheduler.add_request, scheduler._free_request = added, freed
         self._write_counters()
 
     def _guard(self, do: Callable[[Request], None], request: Request) -> None:

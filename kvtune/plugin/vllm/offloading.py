@@ -22,6 +22,8 @@ else:
 
 Key = bytes
 """OffloadKey: the hash at the end of a chunk, and its KV cache group."""
+Matched = tuple[int | None, bool]
+"""The tokens that a tier adds to the pool's (None: ask again), and whether they come later."""
 
 
 class Manager(Protocol):
@@ -40,7 +42,7 @@ class SchedulerSide(Protocol):
     manager: Manager
     config: SchedulerOffloadConfig
     _req_status: Mapping[str, RequestOffloadState]
-    get_num_new_matched_tokens: Callable[..., tuple[int | None, bool]]
+    get_num_new_matched_tokens: Callable[..., Matched]
     update_connector_output: Callable[[KVConnectorOutput], None]
 
 

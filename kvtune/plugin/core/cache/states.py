@@ -157,45 +157,44 @@ class KeepingStateManager(MambaManager):  # type: ignore[misc]
         replay_boundaries: Sequence[int],
     ) -> None:
         cached = self.num_cached_block.get(request.request_id, 0)
-        more: Mapping[int, int] = {}
+        extras: Mapping[int, int] = {}
+        """The tokens of states that stock would not keep, each with its grade."""
         if num_tokens // self.block_size > cached or request.request_id in self.resumed:
-            more = self.breaker.attempt(self._wanted, request, num_tokens, replay_boundaries) or {}
+            extras = self.breaker.attempt(self._extras, request, num_tokens, replay_boundaries) or {}
         MambaManager.cache_blocks(
             self,
             request,
             num_tokens,
             retention_interval=retention_interval,
-            replay_boundaries=[*replay_boundaries, *more],
+            replay_boundaries=[*replay_boundaries, *extras],
         )
-        if more and not self.breaker.tripped:
-            self.breaker.attempt(self._grade, request, cached, more)
+        if extras and not self.breaker.tripped:
+            self.breaker.attempt(self._grade_kept, request, cached, extras)
 
-    def _wanted(self, request: Request, num_tokens: int, replay_boundaries: Sequence[int]) -> dict[int, int]:
+    def _extras(self, request: Request, num_tokens: int, replay_boundaries: Sequence[int]) -> dict[int, int]:
         """Return the tokens of states to keep that stock would not, with their grades; adjust the one just hit."""
-        stocks = {
-            self._kept_by_stock(tokens) for tokens in (*replay_boundaries, request.shared_prefix_boundary)
-        }
+        unit, boundaries = (
+            self.cache_hit_alignment_tokens,
+            (*replay_boundaries, request.shared_prefix_boundary),
+        )
+        stocks = {int(boundary // unit * unit) for boundary in boundaries}
         if request.request_id in self.resumed:
             self.resumed.discard(request.request_id)
             blocks = self.req_to_blocks[request.request_id]
             hit = self.num_cached_block.get(request.request_id, 0)
             if hit * self.block_size in stocks and self.block_pool.is_extra(blocks[hit - 1]):
                 self.block_pool.grade([blocks[hit - 1]], [WINDOW])
-        more = self.stops.places(request.num_prompt_tokens)
+        extras = self.stops.places(request.num_prompt_tokens)
         latest = num_tokens // self.block_size * self.block_size
         if latest > request.num_prompt_tokens and self.keeps_output and not self.stops.why:
-            more[latest] = OUTPUT
-        return {tokens: grade for tokens, grade in more.items() if tokens not in stocks}
+            extras[latest] = OUTPUT
+        return {tokens: grade for tokens, grade in extras.items() if tokens not in stocks}
 
-    def _kept_by_stock(self, boundary: int) -> int:
-        """Return the tokens at which stock keeps the state of a boundary."""
-        return int(boundary // self.cache_hit_alignment_tokens * self.cache_hit_alignment_tokens)
-
-    def _grade(self, request: Request, cached: int, more: Mapping[int, int]) -> None:
+    def _grade_kept(self, request: Request, cached: int, extras: Mapping[int, int]) -> None:
         """Grade the states that were kept since the first `cached` blocks; of an output only the latest stays."""
         blocks, pool = self.req_to_blocks[request.request_id], self.block_pool
         end = self.num_cached_block.get(request.request_id, 0)
-        for tokens, grade in more.items():
+        for tokens, grade in extras.items():
             number = tokens // self.block_size
             block = blocks[number - 1] if cached < number <= end else None
             if block is None or block.is_null or block.block_hash is None:

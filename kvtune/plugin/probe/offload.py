@@ -51,11 +51,13 @@ class OffloadWatch:
         self._watch_copies(side)
 
     def _start(self) -> None:
-        self._stored_bytes = self._loaded_bytes = 0
-        self._store_s = self._load_s = 0.0
-        self._loads = self._wait_ns = self._longest_wait_ns = 0
-        self._stored = self._reused = self._evicted = self._refused = 0
+        self._counts = dict.fromkeys(Copies.__struct_fields__[1:], 0.0)
         self._quiet = True
+
+    def _count(self, **more: float) -> None:
+        self._quiet = False
+        for name, number in more.items():
+            self._counts[name] += number
 
     def _watch_manager(self, manager: Manager) -> None:
         unread = self._unread
@@ -66,12 +68,10 @@ class OffloadWatch:
         ) -> PrepareStoreOutput | None:
             stores = prepare(keys, context)
             if stores is None:
-                self._refused += 1
-                self._quiet = False
+                self._count(refused=1)
             elif stores.keys_to_store:
-                self._stored += len(stores.keys_to_store)
-                self._evicted += len(stores.evicted_keys)
-                self._quiet = False
+                stored, evicted = len(stores.keys_to_store), len(stores.evicted_keys)
+                self._count(stored_chunks=stored, evicted_chunks=evicted)
                 unread.difference_update(stores.evicted_keys)
                 unread.update(stores.keys_to_store)
             return stores
@@ -80,15 +80,14 @@ class OffloadWatch:
         def loading(prepare: Callable[..., object], keys: Collection[Key], context: ReqContext) -> object:
             before = len(unread)
             unread.difference_update(keys)
-            self._reused += before - len(unread)
-            self._quiet = False
+            self._count(reused_chunks=before - len(unread))
             self._began.setdefault(context.req_id, self._now_ns())
             return prepare(keys, context)
 
         @in_place_of(manager, "complete_load")
         def loaded(complete: Callable[..., None], keys: Collection[Key], context: ReqContext) -> None:
             complete(keys, context)
-            self._loads += 1
+            self._count(loads=1)
             self._waited(context.req_id)
 
         @in_place_of(manager, "reset_cache")
@@ -118,39 +117,22 @@ class OffloadWatch:
             if meta is not None:
                 store, load = meta.transfer_stats.store, meta.transfer_stats.load
                 if store.bytes or load.bytes:
-                    self._quiet = False
-                    self._stored_bytes += store.bytes
-                    self._store_s += store.time
-                    self._loaded_bytes += load.bytes
-                    self._load_s += load.time
+                    self._count(stored_bytes=store.bytes, store_ns=store.time * 1e9)
+                    self._count(loaded_bytes=load.bytes, load_ns=load.time * 1e9)
             update(output)
 
     def _waited(self, request_id: str) -> None:
         began = self._began.pop(request_id, None)
         if began is not None:
             waited = self._now_ns() - began
-            self._wait_ns += waited
-            self._longest_wait_ns = max(self._longest_wait_ns, waited)
-            self._quiet = False
+            longest = self._counts["longest_wait_ns"]
+            self._count(wait_ns=waited, longest_wait_ns=max(0.0, waited - longest))
 
     def news(self, start_ns: int) -> Copies | None:
         """Return the copies since the last call as a record of the step begun at `start_ns`; None without copies."""
         if self._quiet:
             return None
-        copies = Copies(
-            start_ns,
-            self._stored_bytes,
-            round(self._store_s * 1e9),
-            self._loaded_bytes,
-            round(self._load_s * 1e9),
-            self._loads,
-            self._wait_ns,
-            self._longest_wait_ns,
-            self._stored,
-            self._reused,
-            self._evicted,
-            self._refused,
-        )
+        copies = Copies(start_ns, *map(round, self._counts.values()))
         self._start()
         return copies
 

@@ -7,8 +7,8 @@ replaces on an instance are declared as callables. offloading.py has more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig as KVTransferConfig
@@ -181,6 +181,7 @@ class SpecGroup(Protocol):
 
     manager_cls: type
 
+    def __iter__(self) -> Iterator[Any]: ...
     def _replace(self, **fields: object) -> SpecGroup: ...
 
 

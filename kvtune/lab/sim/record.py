@@ -224,9 +224,9 @@ def _engine(facts: dict[str, Any], engine: EngineCore, setup: Setup, queues: Seq
     from kvtune.plugin.probe.describe import describe_cache
 
     where = str(facts["device_name"] or facts["device"])
-    if setup.platform is not None:
-        where = setup.platform.title
-        facts |= setup.device_facts
+    if (like := setup.platform) is not None:
+        where = like.title
+        facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
     cache = {
         **describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs()),
         "tiers": list(queues),

@@ -13,9 +13,11 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NotRequired, TypedDict
+from zlib import crc32
 
 import msgspec
 
@@ -208,10 +210,10 @@ class Counters(TypedDict):
 class CounterPage:
     """One EngineCore's counters as JSON in a memory-mapped file: a write is a memory copy and survives a crash.
 
-    The page's sequence number is odd while the page is being written, so that a reader knows to read again.
+    A checksum precedes the text, so that a reader knows to read again where the page is being written.
     """
 
-    HEAD = struct.Struct("<QI")
+    HEAD = struct.Struct("<II")
     BYTES = 1 << 14
 
     def __init__(self, path: Path) -> None:
@@ -219,32 +221,23 @@ class CounterPage:
             part.write(bytes(self.BYTES))
             part.flush()
             self._memory = mmap.mmap(part.fileno(), self.BYTES)
-        self._sequence = 0
 
     def write(self, counters: Counters) -> None:
         text = msgspec.json.encode(counters)
-        offset = self.HEAD.size
-        if len(text) > self.BYTES - offset:
-            return
-        self.HEAD.pack_into(self._memory, 0, self._sequence + 1, len(text))
-        self._memory[offset : offset + len(text)] = text
-        self._sequence += 2
-        self.HEAD.pack_into(self._memory, 0, self._sequence, len(text))
+        whole = self.HEAD.pack(len(text), crc32(text)) + text
+        if len(whole) <= self.BYTES:
+            self._memory[: len(whole)] = whole
 
     @classmethod
     def read(cls, path: Path) -> Counters | None:
         """Return the counters; None if no complete page can be read."""
         for _ in range(READ_ATTEMPTS):
-            try:
+            with suppress(OSError, struct.error, msgspec.DecodeError):
                 whole = path.read_bytes()
-                sequence, length = cls.HEAD.unpack_from(whole)
-                counters = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length], type=Counters)
-                with path.open("rb") as file:
-                    again, _ = cls.HEAD.unpack(file.read(cls.HEAD.size))
-            except (OSError, struct.error, msgspec.DecodeError):
-                continue
-            if sequence == again and not sequence % 2:
-                return counters
+                length, checksum = cls.HEAD.unpack_from(whole)
+                text = whole[cls.HEAD.size : cls.HEAD.size + length]
+                if crc32(text) == checksum:
+                    return msgspec.json.decode(text, type=Counters)
         return None
 
 

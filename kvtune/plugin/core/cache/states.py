@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 from kvtune.data.knobs import CoreSettings
 from kvtune.plugin.core import state
 from kvtune.plugin.core.breaker import Breaker, breaker_of
-from kvtune.plugin.core.cache.pool import PolicyPool
+from kvtune.plugin.core.cache.windows import KeepingGroup
 from kvtune.plugin.core.policies import FAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.plugin.vllm.plugin_state import STATE
 
@@ -104,15 +104,12 @@ class Stops:
         return min(inside) - start
 
 
-class KeepingStateManager(MambaManager):  # type: ignore[misc]
-    """vLLM's MambaManager, which also keeps the states at its `stops` and at an output's last block boundary.
+class KeepingStateManager(KeepingGroup, MambaManager):  # type: ignore[misc]
+    """vLLM's MambaManager, which also keeps the states at its `stops` and at an output's last block boundary."""
 
-    No method uses `super`: after an error in a method that it calls, its class is vLLM's.
-    """
-
+    stock = MambaManager
     need = 1
     """Blocks that a hit takes."""
-    block_pool: PolicyPool
 
     def adopt_states(self, stops: Stops, breaker: Breaker) -> None:
         """Set the attributes of a manager that vLLM has built. Called once."""
@@ -120,33 +117,13 @@ class KeepingStateManager(MambaManager):  # type: ignore[misc]
         self.breaker = breaker
         # While drafts are checked, a block's state is ahead of the tokens that were taken.
         self.keeps_output = stops.settings.output_states and not self.num_speculative_blocks
-        self.resumed: set[str] = set()
-        """Requests that resumed in a kept state whose grade was not adjusted yet."""
+        self.resumed = set()
         self.outputs: dict[str, tuple[KVCacheBlock, bytes]] = {}
         """The block with the latest state of each request's output, and the block's hash."""
 
-    def stand_down(self) -> None:
-        """Become vLLM's own MambaManager, for good."""
-        self.__class__ = MambaManager
-
-    def add_local_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[KVCacheBlock],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        MambaManager.add_local_computed_blocks(
-            self, request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
-        )
-        if new_computed_blocks and not self.breaker.tripped:
-            self.breaker.attempt(self.resumed.add, request_id)
-
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        self.resumed.discard(request_id)
         self.outputs.pop(request_id, None)
-        blocks: list[KVCacheBlock] = MambaManager.pop_blocks_for_free(self, request_id)
-        return blocks
+        return KeepingGroup.pop_blocks_for_free(self, request_id)
 
     def cache_blocks(
         self,

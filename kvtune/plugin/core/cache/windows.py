@@ -16,10 +16,10 @@ this prompt become ordinary. Policy `pin` (a published one) instead keeps the wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
 from vllm.v1.request import Request
 
 from kvtune.data.knobs import CoreSettings
@@ -43,14 +43,44 @@ SPECS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 """vLLM's specs of sliding windows whose rules are known here; groups with others stay as vLLM built them."""
 
 
-class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
-    """vLLM's SlidingWindowManager with its own rule for which blocks get a hash. It adds no reference to a block.
+class KeepingGroup(SingleTypeKVCacheManager):  # type: ignore[misc]
+    """vLLM's manager of a group, with a rule of its own for which blocks get a hash. It adds no reference to a block.
 
-    No method uses `super`: after an error in a method that it calls, its class is vLLM's.
+    No method uses `super`: after an error in a method that it calls, its class is `stock`, vLLM's own.
     """
 
-    settings: CoreSettings
+    stock: ClassVar[type[SingleTypeKVCacheManager]]
     block_pool: PolicyPool
+    breaker: Breaker
+    resumed: set[str]
+    """Requests that resumed in kept blocks whose grades were not adjusted yet."""
+
+    def stand_down(self) -> None:
+        """Become vLLM's own manager, for good."""
+        self.__class__ = self.stock
+
+    def add_local_computed_blocks(
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], *tokens: int
+    ) -> None:
+        self.stock.add_local_computed_blocks(self, request_id, new_computed_blocks, *tokens)
+        if new_computed_blocks and not self.breaker.tripped:
+            self.breaker.attempt(self._resumes, request_id)
+
+    def _resumes(self, request_id: str) -> None:
+        if self.block_pool.extras_first:
+            self.resumed.add(request_id)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        self.resumed.discard(request_id)
+        blocks: list[KVCacheBlock] = self.stock.pop_blocks_for_free(self, request_id)
+        return blocks
+
+
+class KeepingWindowManager(KeepingGroup, SlidingWindowManager):  # type: ignore[misc]
+    """vLLM's SlidingWindowManager, which keeps the windows that the module's docstring draws."""
+
+    stock = SlidingWindowManager
+    settings: CoreSettings
 
     def adopt_window(self, settings: CoreSettings, breaker: Breaker) -> None:
         """Set the attributes of a manager that vLLM has built. Called once."""
@@ -62,30 +92,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         self.shift = 1 if self.use_eagle else 0
         self.slack_blocks = -(-settings.slack // self.block_size)
         self.aligned = self.cache_hit_alignment_tokens == self.block_size
-        self.resumed: set[str] = set()
-        """Requests that resumed in a cached window whose grades were not adjusted yet."""
-
-    def add_local_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[KVCacheBlock],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        SlidingWindowManager.add_local_computed_blocks(
-            self, request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
-        )
-        if new_computed_blocks and not self.breaker.tripped:
-            self.breaker.attempt(self._resumes, request_id)
-
-    def _resumes(self, request_id: str) -> None:
-        if self.block_pool.extras_first:
-            self.resumed.add(request_id)
-
-    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        self.resumed.discard(request_id)
-        blocks: list[KVCacheBlock] = SlidingWindowManager.pop_blocks_for_free(self, request_id)
-        return blocks
+        self.resumed = set()
 
     def cache_blocks(
         self,
@@ -170,10 +177,6 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             prompts = ends._replace(boundaries=ends.boundaries[: ends.own])
             own = self._mask(start, end, prompts) or [True] * len(window)
             pool.leave([block for block, is_own in zip(window, own, strict=True) if not is_own])
-
-    def stand_down(self) -> None:
-        """Become vLLM's own SlidingWindowManager, for good."""
-        self.__class__ = SlidingWindowManager
 
     def _grades(self, start: int, end: int, ends: Ends) -> list[int]:
         """Return the grade of each block from `start` to `end`; -1: not kept."""

@@ -74,7 +74,8 @@ class SimExecutor(ModellessExecutor):
         if tier is not None:
             tier.before(scheduler_output, clock.now_s)
         if not scheduler_output.total_num_scheduled_tokens:
-            return VirtualResult(clock, clock.now_s, ModellessExecutor.without_work(self, scheduler_output, clock.now_s))
+            output = ModellessExecutor.without_work(self, scheduler_output, clock.now_s)
+            return VirtualResult(clock, clock.now_s, output)
         rows: list[list[int]] = []
         requests = self.requests
         hidden = hidden_of(scheduler_output)

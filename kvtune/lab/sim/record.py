@@ -32,6 +32,7 @@ from kvtune.data.run.types import (
     table_of_rows,
 )
 from kvtune.lab.engine.config import describe_engine, jsonable
+from kvtune.lab.engine.rings import records_table
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.engine_types import EngineCore
 from kvtune.lab.sim.journal import STEP_COLUMNS, ReplayJournal
@@ -75,10 +76,8 @@ def record(
         "tokens": _joined([_tokens(journal, leave_s) for journal in journals]),
     }
     if journals[0].copies is not None:
-        copies = [
-            [(0, each.start_ns / 1e9, *each.row()) for each in journal.copies or ()] for journal in journals
-        ]
-        tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
+        copies = [[(0, each.start_ns / 1e9, each) for each in journal.copies or ()] for journal in journals]
+        tables["copies"] = _of_all("copies", [records_table("copies", timed) for timed in copies])
     ends = tables["steps"]["t_s"] + tables["steps"]["step_us"] * 1e-6
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0

@@ -9,8 +9,7 @@ from kvtune.plugin.probe.kv_specs import Layers, capture, of_group
 from kvtune.plugin.probe.offload import tier_facts
 from kvtune.plugin.probe.status import CacheFacts
 from kvtune.plugin.vllm.names import hashing
-from kvtune.plugin.vllm.offloading import has_tier
-from kvtune.plugin.vllm.types import Scheduler, VllmConfig
+from kvtune.plugin.vllm.types import Scheduler, VllmConfig, has_tier
 
 
 def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:

@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from kvtune.plugin.probe.records import Copies
-from kvtune.plugin.vllm.offloading import (
-    Connector,
+from kvtune.plugin.vllm.patches import in_place_of
+from kvtune.plugin.vllm.types import (
     Key,
     KVConnectorOutput,
-    Manager,
     Matched,
     PrepareStoreOutput,
     ReqContext,
     Request,
     SchedulerSide,
+    TierConnector,
+    TierManager,
+    VllmConfig,
     has_tier,
 )
-from kvtune.plugin.vllm.patches import in_place_of
-from kvtune.plugin.vllm.types import VllmConfig
 
 
-def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
+def tier_facts(connector: TierConnector, config: VllmConfig) -> dict[str, object]:
     """Return the tier as vLLM resolved it. `bytes` has room for `chunks` chunks of `blocks_per_chunk` blocks each."""
     transfer = config.kv_transfer_config
     extra: Mapping[str, object] = {} if transfer is None else transfer.kv_connector_extra_config
@@ -40,7 +40,7 @@ def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
 class OffloadWatch:
     """Sums one connector's copies since the last `news`. `now_ns` returns the time, which may be virtual."""
 
-    def __init__(self, connector: Connector, now_ns: Callable[[], int]) -> None:
+    def __init__(self, connector: TierConnector, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._began: dict[str, int] = {}  # by request: when its lookup was put off, or its load began
         self._unread: set[Key] = set()  # stored, and not loaded since
@@ -59,7 +59,7 @@ class OffloadWatch:
         for name, number in more.items():
             self._counts[name] += number
 
-    def _watch_manager(self, manager: Manager) -> None:
+    def _watch_manager(self, manager: TierManager) -> None:
         unread = self._unread
 
         @in_place_of(manager, "prepare_store")

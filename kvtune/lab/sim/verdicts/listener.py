@@ -14,7 +14,6 @@ from kvtune.lab.sim.verdicts.causes import Boundaries
 from kvtune.lab.sim.verdicts.groups import LookupGroup, drafters_groups, hit_alignment, lookup_groups
 from kvtune.lab.sim.verdicts.tier import TierMemory
 from kvtune.plugin.vllm.names import dropping_groups, hash_lookahead
-from kvtune.plugin.vllm.offloading import has_tier
 from kvtune.plugin.vllm.patches import in_place_of
 from kvtune.plugin.vllm.types import (
     BlockMap,
@@ -24,6 +23,7 @@ from kvtune.plugin.vllm.types import (
     LookupPool,
     Request,
     Scheduler,
+    has_tier,
 )
 from kvtune.requests.loads.prefix_tree import PrefixTree
 from kvtune.requests.types import Span

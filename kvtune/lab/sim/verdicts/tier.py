@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from kvtune.lab.sim.verdicts.groups import LookupGroup
-from kvtune.plugin.vllm.offloading import Key, Matched, PrepareStoreOutput, ReqContext, Request, SchedulerSide
 from kvtune.plugin.vllm.patches import in_place_of
+from kvtune.plugin.vllm.types import Key, Matched, PrepareStoreOutput, ReqContext, Request, SchedulerSide
 
 
 class TierMemory:

@@ -210,8 +210,8 @@ def _request_tables(
 
 def _since(zero_ns: int, times_ns: Sequence[int]) -> NDArray[np.float64]:
     """Return these times in seconds since `zero_ns`; NaN for 0, what did not happen."""
-    at = np.array(times_ns, "i8")
-    return np.where(at != 0, (at - zero_ns) / 1e9, np.nan)
+    happened_ns = np.array(times_ns, "i8")
+    return np.where(happened_ns != 0, (happened_ns - zero_ns) / 1e9, np.nan)
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:

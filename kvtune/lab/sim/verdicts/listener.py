@@ -88,23 +88,23 @@ class LookupListener:
         self._wrap_lookup(manager)
         self._wrap_allocation(manager)
         self._wrap_end(manager)
-        self._mark_while("_caching", self._coordinator, "cache_blocks")
+        self._set_while("_caching", self._coordinator, "cache_blocks")
         self._wrap_map(self._pool.cached_block_hash_to_block)
         self._wrap_steady_path(scheduler)
         for number in drafts:
             group = self._coordinator.single_type_managers[number]
-            self._mark_while("_for_draft", group, "allocate_new_blocks")
+            self._set_while("_for_draft", group, "allocate_new_blocks")
 
-    def _mark_while(self, mark: str, owner: object, name: str) -> None:
+    def _set_while(self, flag: str, owner: object, name: str) -> None:
         """Let an attribute be true while this method runs."""
 
         @in_place_of(owner, name)
         def marked(method: Callable[..., object], *args: object, **options: object) -> object:
-            setattr(self, mark, True)
+            setattr(self, flag, True)
             try:
                 return method(*args, **options)
             finally:
-                setattr(self, mark, False)
+                setattr(self, flag, False)
 
     def _wrap_lookup(self, manager: KVCacheManager) -> None:
         @in_place_of(manager, "get_computed_blocks")

@@ -107,10 +107,6 @@ class Feed:
         """Whether all requests have finished."""
         return self._unfinished == 0
 
-    @property
-    def in_flight(self) -> int:
-        return self._state.count(1)
-
     def _open_rounds(self, now_s: float) -> None:
         if not self._rounds:
             return

@@ -70,7 +70,7 @@ def drive(work: Workload, seed: int) -> tuple[dict[int, float], dict[int, float]
             assert index not in sent
             sent[index] = now
             heapq.heappush(flying, (now + rng.choice([0.1, 0.7, 3.0]), index))
-        assert feed.in_flight == len(flying)
+        assert feed._state.count(1) == len(flying)
         assert not feed.ready(now)
         by_time = feed.next_time()
         assert by_time is None or by_time > now

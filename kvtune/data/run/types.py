@@ -263,8 +263,8 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
             part: active and all(worker["parts"].get(part, True) for worker in workers)
             for part, active in state["parts"].items()
         }
-        said = {field: state[field] for field in ("active", "why", "counters")}
-        return cls(name=name, settings=state["settings"] or settings, parts=parts, **said)
+        reported = {field: state[field] for field in ("active", "why", "counters")}
+        return cls(name=name, settings=state["settings"] or settings, parts=parts, **reported)
 
 
 SETTINGS_OF_CACHE = (

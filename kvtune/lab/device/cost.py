@@ -38,9 +38,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     source: str = ""  # the run it was fitted to
     steps: int = 0
-    mean_error_us: float = 0.0
     error_share: float = 0.0
-    p90_error_us: float = 0.0
     held_out_share: float = 0.0
     unexplained_share: float = 0.0
     """Share of the time with requests in flight that steps and delays do not account for."""

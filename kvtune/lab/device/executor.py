@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from kvtune.data.run.limits import check_blocks
 from kvtune.lab.device.blocks import Stage
-from kvtune.plugin.vllm.types import KVCacheConfig, KVCacheSpec
+from kvtune.lab.device.cost import CopyTime
+from kvtune.lab.device.tier import DeviceClock, Tier, tier_of
+from kvtune.plugin.vllm.types import KVCacheConfig, KVCacheSpec, SchedulerOutput
 
 NOTHING_TO_DO = frozenset(
     ("update_max_model_len", "reset_mm_cache", "reset_encoder_cache", "synchronize_device", "profile")
@@ -20,11 +23,14 @@ NOTHING_TO_DO = frozenset(
 
 
 class ModellessExecutor(Executor):  # type: ignore[misc]
-    """Base class. A subclass sets the three attributes in `_init_executor`."""
+    """Base class. A subclass sets these attributes in `_init_executor`, but the engine's tier of host memory."""
 
     stages: Sequence[Stage]
     layouts: list[str]
     pool_bytes: int
+    clock: DeviceClock
+    copy: CopyTime
+    tier: Tier | None = None
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         return [dict(stage.specs) for stage in self.stages]
@@ -40,8 +46,15 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
         """Do nothing. `more`: from vLLM 0.33 on, how context-parallel ranks share a cache."""
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
-        """Check the pool's size, before vLLM builds its blocks."""
+        """Check the pool's size, before vLLM builds its blocks, and make the tier."""
         check_blocks(max((int(config.num_blocks) for config in kv_cache_configs), default=0))
+        self.tier = tier_of(self.vllm_config, kv_cache_configs[0], self.clock, self.copy)
+
+    def without_work(self, step: SchedulerOutput, now_s: float) -> ModelRunnerOutput:
+        """Return the output of a step that computes nothing: the copies that are done."""
+        if self.tier is None:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        return ModelRunnerOutput.with_kv_conn_output_only(self.tier.after(step, now_s))
 
     def get_kv_connector_handshake_metadata(self) -> list[object]:
         """Return an empty list: a host-memory tier needs no handshake."""

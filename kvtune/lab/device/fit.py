@@ -137,9 +137,7 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
         machine=f"{run.header.engine.device_name or run.header.host.cpu} ({run.header.host.cores} cores)",
         source=run.header.started_at,
         steps=len(time_us),
-        mean_error_us=float(error_us.mean()),
         error_share=float(error_us.mean() / time_us.mean()) if time_us.mean() > 0 else 0.0,
-        p90_error_us=float(np.percentile(error_us, 90)),
         held_out_share=_held_out(features, time_us),
         unexplained_share=_unexplained(run, steps, predicted_us, delay),
     )

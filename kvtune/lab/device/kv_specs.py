@@ -11,14 +11,11 @@ from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtune.base.errors import KvtuneError, reason
 from kvtune.plugin.probe.kv_specs import CONFIG_FIELDS, VERSION
 from kvtune.plugin.vllm.types import KVCacheSpec, VllmConfig
-
-if TYPE_CHECKING:
-    from vllm.v1 import kv_cache_interface
 
 Captured = Mapping[str, Any]
 """The data that `capture` wrote, as read from a file: any value may be missing or of another type."""
@@ -117,7 +114,7 @@ def decode(encoded: object) -> object:
 
         return MultipleOf(encoded["$multiple"])
     if "$enum" in encoded:
-        return _enum(encoded["$enum"])[encoded["name"]]
+        return _class(encoded["$enum"], enum.Enum)[encoded["name"]]
     return _spec(encoded)
 
 
@@ -129,28 +126,20 @@ def _fraction(numerator: object, denominator: object) -> Fraction:
 
 
 def _spec(encoded: Captured) -> KVCacheSpec:
-    spec_class = _spec_class(encoded["$spec"])
+    from vllm.v1.kv_cache_interface import KVCacheSpec as Base
+
+    spec_class = _class(encoded["$spec"], Base)
     unknown = OF_LATER_VERSIONS - {field.name for field in fields_of(spec_class)}
-    fields: dict[str, Any] = {
-        name: decode(value) for name, value in encoded["fields"].items() if name not in unknown
-    }
+    fields = {name: decode(value) for name, value in encoded["fields"].items() if name not in unknown}
     spec: KVCacheSpec = spec_class(**fields)
     return spec
 
 
-def _spec_class(name: str) -> type[kv_cache_interface.KVCacheSpec]:
+def _class(name: str, base: type) -> Any:
+    """Return a class of vLLM's kv_cache_interface. ValueError if it has none of this name and kind."""
     from vllm.v1 import kv_cache_interface
 
-    spec_class = getattr(kv_cache_interface, name, None)
-    if not (isinstance(spec_class, type) and issubclass(spec_class, kv_cache_interface.KVCacheSpec)):
-        raise ValueError(f"vLLM has no KV spec {name}")
-    return spec_class
-
-
-def _enum(name: str) -> type[enum.Enum]:
-    from vllm.v1 import kv_cache_interface
-
-    enumeration = getattr(kv_cache_interface, name, None)
-    if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
-        raise ValueError(f"vLLM's specs have no enumeration {name}")
-    return enumeration
+    named = getattr(kv_cache_interface, name, None)
+    if not (isinstance(named, type) and issubclass(named, base)):
+        raise ValueError(f"vLLM has no {'enumeration' if base is enum.Enum else 'KV spec'} {name}")
+    return named

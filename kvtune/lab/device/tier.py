@@ -29,6 +29,12 @@ class DeviceClock(Protocol):
     device_free_s: float
 
 
+class Queue(deque[tuple[float, float, int, int]]):
+    """The copies in one direction: end, length, bytes, job. `free_s`: when the last ends."""
+
+    free_s = 0.0
+
+
 class Copies(OffloadingWorker):  # type: ignore[misc]
     """Runs copies in the order in which they were submitted, with one queue for each direction."""
 
@@ -37,30 +43,21 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
         self.submitted_s = 0.0
         """The earliest time at which a copy that is submitted now may start."""
         self.now_s = 0.0
-        self._stores: deque[tuple[float, float, int, int]] = deque()  # end, length, bytes, job
-        self._loads: deque[tuple[float, float, int, int]] = deque()
-        self._store_free_s = self._load_free_s = 0.0
+        self._stores, self._loads = Queue(), Queue()
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        size = self._size(src_spec)
-        length = self._copy.seconds(size, self._copy.store_gib_s)
-        # Blocks are stored once the steps that fill them are done.
-        start = max(self.submitted_s, self._clock.device_free_s, self._store_free_s)
-        self._store_free_s = start + length
-        self._stores.append((self._store_free_s, length, size, job_id))
-        return True
+        return self._submit(self._stores, job_id, src_spec, self._copy.store_gib_s)
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        size = self._size(dst_spec)
-        length = self._copy.seconds(size, self._copy.load_gib_s)
-        # Loads wait for earlier writes to their blocks.
-        start = max(self.submitted_s, self._clock.device_free_s, self._load_free_s)
-        self._load_free_s = start + length
-        self._loads.append((self._load_free_s, length, size, job_id))
-        return True
+        return self._submit(self._loads, job_id, dst_spec, self._copy.load_gib_s)
 
-    def _size(self, blocks: GPULoadStoreSpec) -> int:
-        return sum(n * page for n, page in zip(blocks.group_sizes, self._page_bytes, strict=True))
+    def _submit(self, queue: Queue, job_id: int, blocks: GPULoadStoreSpec, gib_s: float) -> bool:
+        size = sum(n * page for n, page in zip(blocks.group_sizes, self._page_bytes, strict=True))
+        length = self._copy.seconds(size, gib_s)
+        # Blocks are stored once the steps that fill them are done; loads wait for earlier writes to their blocks.
+        queue.free_s = max(self.submitted_s, self._clock.device_free_s, queue.free_s) + length
+        queue.append((queue.free_s, length, size, job_id))
+        return True
 
     def get_finished(self) -> list[TransferResult]:
         done = []

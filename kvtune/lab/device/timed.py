@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import AsyncOutputFuture
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from kvtune.data.run.limits import check_rows
@@ -24,11 +24,10 @@ from kvtune.lab.device.executor import ModellessExecutor
 from kvtune.lab.device.kv_specs import restore, with_drafter
 from kvtune.lab.device.meta_model import stages_of_model
 from kvtune.lab.device.settings import read_device
-from kvtune.lab.device.tier import Tier, tier_of
 from kvtune.plugin.core import state
 from kvtune.plugin.core.tokens import runners
 from kvtune.plugin.probe.work import WorkFollower
-from kvtune.plugin.vllm.types import KVCacheConfig, SchedulerOutput
+from kvtune.plugin.vllm.types import SchedulerOutput
 
 TIMER_SLACK_NS = 1_000
 """How late a sleep may end (Linux's timer slack). The default of 50 µs would be added to every step."""
@@ -121,6 +120,8 @@ class HostClock:
 class TimedExecutor(ModellessExecutor):
     """An executor that sleeps instead of using a device."""
 
+    clock: HostClock
+
     @classmethod
     def supports_async_scheduling(cls) -> bool:
         return True
@@ -136,8 +137,7 @@ class TimedExecutor(ModellessExecutor):
         )
         self._cost = device.cost
         self._work, self._prefills = WorkFollower(), Prefills()
-        self._clock, self._copy = HostClock(), device.copy
-        self._tier: Tier | None = None
+        self.clock, self.copy = HostClock(), device.copy
         most = int(self.scheduler_config.max_num_seqs)
         check_rows(most)
         self._zeros, self._ones = np.zeros((most, 1), np.int64), np.ones(most, np.int32)
@@ -146,26 +146,19 @@ class TimedExecutor(ModellessExecutor):
             runners.install_gpu_outputs()
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, TIMER_SLACK_NS, 0, 0, 0)
 
-    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
-        super().initialize_from_config(kv_cache_configs)
-        self._tier = tier_of(self.vllm_config, kv_cache_configs[0], self._clock, self._copy)
-
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> Future[ModelRunnerOutput | None] | ModelRunnerOutput | None:
         """Give the step to the device. `sample_tokens` returns its tokens; a step without work has none."""
-        tier = self._tier
+        tier = self.tier
         if tier is not None:
             tier.before(scheduler_output, monotonic_ns() / 1e9)
         without_token = self._prefills.unfinished(scheduler_output)
         ids = list(scheduler_output.num_scheduled_tokens)
         if not ids:
-            empty = EMPTY_MODEL_RUNNER_OUTPUT
-            if tier is not None:
-                copied = tier.after(scheduler_output, monotonic_ns() / 1e9)
-                empty = ModelRunnerOutput.with_kv_conn_output_only(copied)
+            empty = self.without_work(scheduler_output, monotonic_ns() / 1e9)
             return _done(empty) if non_block else empty
-        clock, step_us = self._clock, self._cost.device_us(self._work.follow(scheduler_output))
+        clock, step_us = self.clock, self._cost.device_us(self._work.follow(scheduler_output))
         clock.free_ns = max(monotonic_ns(), clock.free_ns) + int(1e3 * step_us)
         counts = self._ones[: len(ids)]
         if without_token:

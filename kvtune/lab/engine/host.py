@@ -12,7 +12,6 @@ import signal
 import sys
 from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
 
 import msgspec
 
@@ -145,17 +144,13 @@ def _progress(driver: Driver, reporter: Reporter) -> None:
     )
 
 
-def _unwind(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 def main() -> None:
     folder = Path(sys.argv[1])
     reporter = Reporter(int(sys.argv[2]))
     os.environ[FRONT_END] = str(os.getpid())
     # Until the driver handles these signals, they raise SystemExit, so that the engine is shut down.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _unwind)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     die_with_parent(signal.SIGTERM)
     plan = msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=HostPlan)
     try:

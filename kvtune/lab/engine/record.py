@@ -176,56 +176,41 @@ def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> En
 def _request_tables(
     log: Sequence[Served], workload: Workload, counts: Counts, outcome: HostOutcome
 ) -> tuple[Table, Table]:
-    served = {s.index: s for s in log}
-    preemptions = counts.get("preemptions", {})
-    n = len(workload.requests)
-    zero = outcome.start_ns
-    hits = np.full(n, -1, "i8")
-    output, tier_hits = np.zeros(n, "i8"), np.zeros(n, "i8")
-    sent, first, finished = (np.full(n, np.nan) for _ in range(3))
-    finish = [""] * n
-    token_rows: list[NDArray[np.int32]] = []
-    token_times: list[NDArray[np.float64]] = []
-    token_counts: list[NDArray[np.int32]] = []
-    token_made: list[NDArray[np.float64]] = []
-    for i in sorted(served):
-        s = served[i]
-        hits[i], output[i], finish[i] = s.hit_tokens, s.output_tokens, s.finish
-        tier_hits[i] = s.tier_hit_tokens
-        sent[i] = (s.sent_ns - zero) / 1e9
-        times = np.frombuffer(s.times, "i8")
-        if len(times):
-            first[i] = (times[0] - zero) / 1e9
-            token_times.append((times - zero) / 1e9)
-            token_counts.append(np.frombuffer(s.counts, "i4"))
-            made = np.frombuffer(s.made, "f8") if s.made else np.full(len(times), np.nan)
-            token_made.append(made - zero / 1e9)
-            token_rows.append(np.full(len(times), i, "i4"))
-        if s.finished_ns:
-            finished[i] = (s.finished_ns - zero) / 1e9
+    planned, zero = workload.requests, outcome.start_ns
+    served, preemptions = {s.index: s for s in log}, counts.get("preemptions", {})
+    rows = [served.get(i) or Served(i, 0, 0, -1, 0, "", b"", b"") for i in range(len(planned))]
     requests: Table = {
-        "id": np.array([r.id for r in workload.requests], dtype=np.str_),
-        "kind": np.array([r.kind for r in workload.requests], dtype=np.str_),
-        "round": np.array([r.round for r in workload.requests], "i4"),
-        "prompt_tokens": np.array([r.prompt_tokens for r in workload.requests], "i8"),
-        "output_tokens": output,
-        "hit_tokens": hits,
-        "tier_hit_tokens": tier_hits,
-        "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in workload.requests]),
-        "sent_s": sent,
-        "first_token_s": first,
-        "finished_s": finished,
-        "finish": np.array(finish, dtype=np.str_),
-        "preemptions": np.array([preemptions.get(str(i), 0) for i in range(n)], "i4"),
-        "answer_crc": np.array([served[i].answer_crc if i in served else 0 for i in range(n)], "i8"),
+        "id": np.array([r.id for r in planned], dtype=np.str_),
+        "kind": np.array([r.kind for r in planned], dtype=np.str_),
+        "round": np.array([r.round for r in planned], "i4"),
+        "prompt_tokens": np.array([r.prompt_tokens for r in planned], "i8"),
+        "output_tokens": np.array([s.output_tokens for s in rows], "i8"),
+        "hit_tokens": np.array([s.hit_tokens for s in rows], "i8"),
+        "tier_hit_tokens": np.array([s.tier_hit_tokens for s in rows], "i8"),
+        "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in planned]),
+        "sent_s": _since(zero, [s.sent_ns for s in rows]),
+        "first_token_s": _since(zero, [int.from_bytes(s.times[:8], "little") for s in rows]),
+        "finished_s": _since(zero, [s.finished_ns for s in rows]),
+        "finish": np.array([s.finish for s in rows], dtype=np.str_),
+        "preemptions": np.array([preemptions.get(str(s.index), 0) for s in rows], "i4"),
+        "answer_crc": np.array([s.answer_crc for s in rows], "i8"),
     }
+    deliveries = np.array([len(s.times) // 8 for s in rows], "i8")
+    no_time = np.array(np.nan).tobytes()
+    made = b"".join(s.made or no_time * n for s, n in zip(rows, deliveries.tolist(), strict=True))
     tokens: Table = {
-        "request": np.concatenate(token_rows) if token_rows else np.empty(0, "i4"),
-        "t_s": np.concatenate(token_times) if token_times else np.empty(0),
-        "count": np.concatenate(token_counts) if token_counts else np.empty(0, "i4"),
-        "made_s": np.concatenate(token_made) if token_made else np.empty(0),
+        "request": np.arange(len(rows), dtype="i4").repeat(deliveries),
+        "t_s": (np.frombuffer(b"".join(s.times for s in rows), "i8") - zero) / 1e9,
+        "count": np.frombuffer(bytearray().join(s.counts for s in rows), "i4"),
+        "made_s": np.frombuffer(made, "f8") - zero / 1e9,
     }
     return requests, tokens
+
+
+def _since(zero_ns: int, times_ns: Sequence[int]) -> NDArray[np.float64]:
+    """Return these times in seconds since `zero_ns`; NaN for 0, what did not happen."""
+    happened_ns = np.array(times_ns, "i8")
+    return np.where(happened_ns != 0, (happened_ns - zero_ns) / 1e9, np.nan)
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:

@@ -45,15 +45,8 @@ TOOL_PARSERS = {"mistral": "mistral", "gpt_oss": "openai"}
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    vllm = _imported()
-    serve(lambda name: OfVllm(name, vllm))
-
-
-def _imported() -> SimpleNamespace:
-    """Return what is used of vLLM, by name. The process's limits begin after this."""
-    return SimpleNamespace(
-        **{name: getattr(import_module(f"vllm.{module}"), name) for name, module in USED.items()}
-    )
+    used = {name: getattr(import_module(f"vllm.{module}"), name) for name, module in USED.items()}
+    serve(lambda name: OfVllm(name, SimpleNamespace(**used)))  # the process's limits begin here
 
 
 class OfVllm:

@@ -11,18 +11,23 @@ from dataclasses import astuple, dataclass, field
 from math import nan
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
-from kvtune.data.run.types import Table, table_of_rows
-from kvtune.lab.engine.device import DeviceSample
-from kvtune.lab.engine.launch import HostOutcome
+from kvtune.data.run.types import Table, empty_table, table_of, table_of_rows
 from kvtune.lab.engine.messages import RECEIPTS_FILE
-from kvtune.lab.engine.process import Sample
-from kvtune.plugin.probe.records import AnyRecord, Collection, Copies, PoolChange, Recomputed, Step
+from kvtune.plugin.probe.records import AnyRecord, Collection, Copies, PoolChange, Recomputed, Record, Step
 from kvtune.plugin.probe.ring import read_ring
 
-Row = tuple[float, ...]
+if TYPE_CHECKING:
+    from kvtune.lab.engine.device import DeviceSample
+    from kvtune.lab.engine.launch import HostOutcome
+    from kvtune.lab.engine.process import Sample
+
+Timed = tuple[int, float, Record]
+"""A record of a process, and its time in seconds of the run's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,10 @@ def read_rings(folder: Path, index: dict[int, int]) -> list[ProcessRing]:
 def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTables:
     """Turn the rings' records of the measuring phase into a run's tables."""
     tables = RingTables()
-    steps: list[Row] = []
-    collections: list[Row] = []
-    pool: list[Row] = []
-    copies: list[Row] = []
+    steps: list[Timed] = []
+    collections: list[Timed] = []
+    copies: list[Timed] = []
+    pool: list[tuple[float, ...]] = []
     zero, end = outcome.start_ns, outcome.end_ns
     for ring in rings:
         process = ring.process
@@ -81,11 +86,9 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
             if isinstance(record, Step | Collection) and record.clock_went_back:
                 tables.backwards[process] = tables.backwards.get(process, 0) + 1
             elif isinstance(record, Step):
-                steps.append((process, start_s, *_step_row(record)))
+                steps.append((process, start_s, record))
             elif isinstance(record, Collection):
-                times = (record.pause_ns / 1e3, record.cpu_ns / 1e3)
-                counts = (record.collected, record.uncollectable, record.line + 1)
-                collections.append((process, start_s, record.generation, *times, *counts))
+                collections.append((process, start_s, record))
             elif isinstance(record, PoolChange):
                 evicted, free = enumerate(record.evicted), record.free_blocks
                 pool += [(process, start_s, queue, count, free) for queue, count in evicted if count]
@@ -94,28 +97,26 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
                 for cause, tokens in record.causes.items():
                     causes[cause] = causes.get(cause, 0) + tokens
             elif isinstance(record, Copies):
-                copies.append((process, start_s, *record.row()))
+                copies.append((process, start_s, record))
             else:
                 tables.digests.append(record.value)
-    tables.steps = table_of_rows("steps", sorted(steps, key=itemgetter(1)))
+    tables.steps, tables.gc = records_table("steps", steps), records_table("gc", collections)
+    tables.steps["wait_us"][tables.steps["wait_us"] < 0] = nan
+    tables.gc["line"] += 1
     tables.pool = table_of_rows("pool", sorted(pool, key=itemgetter(1)))
-    tables.copies = table_of_rows("copies", sorted(copies, key=itemgetter(1)))
-    tables.gc = table_of_rows("gc", sorted(collections, key=itemgetter(1)))
+    tables.copies = records_table("copies", copies)
     return tables
 
 
-def _step_row(step: Step) -> Row:
-    times = (step.step_ns, step.schedule_ns, step.execute_ns, step.update_ns, step.cpu_ns)
-    return (
-        *(ns / 1e3 for ns in times),
-        *(step.scheduled_tokens, step.prefill_tokens, step.requests, step.running, step.waiting),
-        *(step.free_blocks, step.context_tokens),
-        *(step.schedule_objects, step.execute_objects, step.update_objects, step.other_objects),
-        step.prefill_context_tokens,
-        step.preempted,
-        step.wait_ns / 1e3 if step.wait_ns >= 0 else nan,
-        step.device_ns / 1e3,
-    )
+def records_table(name: str, timed: Sequence[Timed]) -> Table:
+    """Return the table of records of one kind, in the order of their times: their fields, times in microseconds."""
+    if not timed:
+        return empty_table(name)
+    processes, times_s, records = zip(*sorted(timed, key=itemgetter(1)), strict=True)
+    fields = np.array([structs.astuple(record) for record in records], "i8").T
+    columns = dict(zip(records[0].__struct_fields__, fields, strict=True))
+    in_us = {f"{name[:-3]}_us": values / 1e3 for name, values in columns.items() if name.endswith("_ns")}
+    return table_of(name, {"process": processes, "t_s": times_s, **columns, **in_us})
 
 
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:

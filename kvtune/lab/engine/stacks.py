@@ -10,7 +10,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -203,16 +203,20 @@ def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:
     return {**profile, "profiles": threads} if threads else None
 
 
+def _samples(profile: SpeedscopeProfile) -> Iterator[tuple[list[int], float]]:
+    for thread in profile.get("profiles", []):
+        yield from zip(thread.get("samples", []), thread.get("weights", []), strict=False)
+
+
 def top_functions(profile: SpeedscopeProfile) -> list[StackFunction]:
     """Return the functions with most self time over all threads, with their share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
     self_time: dict[int, float] = {}
     total = 0.0
-    for thread in profile.get("profiles", []):
-        for stack, weight in zip(thread.get("samples", []), thread.get("weights", []), strict=False):
-            total += weight
-            if stack:
-                self_time[stack[-1]] = self_time.get(stack[-1], 0.0) + weight
+    for stack, weight in _samples(profile):
+        total += weight
+        if stack:
+            self_time[stack[-1]] = self_time.get(stack[-1], 0.0) + weight
     ranked = sorted(self_time.items(), key=lambda item: -item[1])[:MOST_FUNCTIONS]
     return [
         StackFunction(
@@ -234,12 +238,11 @@ def flame(profile: SpeedscopeProfile, most: int = 600, least_share: float = 0.00
     frames = profile.get("shared", {}).get("frames", [])
     weights: dict[tuple[int, ...], float] = {}
     total = 0.0
-    for thread in profile.get("profiles", []):
-        for stack, weight in zip(thread.get("samples", []), thread.get("weights", []), strict=False):
-            total += weight
-            for depth in range(1, len(stack) + 1):
-                path = tuple(stack[:depth])
-                weights[path] = weights.get(path, 0.0) + weight
+    for stack, weight in _samples(profile):
+        total += weight
+        for depth in range(1, len(stack) + 1):
+            path = tuple(stack[:depth])
+            weights[path] = weights.get(path, 0.0) + weight
     if not total:
         return []
     large = sorted((p for p, w in weights.items() if w >= least_share * total), key=lambda p: -weights[p])

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from kvtune.base.files import appending, replacing
 from kvtune.plugin.vllm.names import preemptions
+from kvtune.plugin.vllm.patches import in_place_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,16 +39,14 @@ class Routes:
     def __init__(self, client: Any) -> None:
         self._engine_of: dict[str, int] = {}
         self._engines = list(getattr(client, "core_engines", ()))
-        choose = getattr(client, "get_core_engine_for_request", None)
-        if choose is None or len(self._engines) < 2:
+        if len(self._engines) < 2 or not hasattr(client, "get_core_engine_for_request"):
             return
 
-        def noted(request: Any) -> object:
+        @in_place_of(client, "get_core_engine_for_request")
+        def noted(choose: Callable[[Any], object], request: Any) -> object:
             chosen = choose(request)
             self._engine_of[request.external_req_id or request.request_id] = self._engines.index(chosen)
             return chosen
-
-        client.get_core_engine_for_request = noted
 
     def reset(self) -> None:
         self._engine_of.clear()
@@ -66,9 +65,11 @@ class TierHits:
 
     def __init__(self, output_processor: Any) -> None:
         self.by_request: dict[str, int] = {}
-        process = output_processor.process_outputs
 
-        def noting(outputs: Sequence[Any], *args: object, **options: object) -> object:
+        @in_place_of(output_processor, "process_outputs")
+        def noting(
+            process: Callable[..., object], outputs: Sequence[Any], *args: object, **options: object
+        ) -> object:
             for output in outputs:
                 stats = output.prefill_stats
                 if stats is not None and stats.num_external_cached_tokens:
@@ -76,8 +77,6 @@ class TierHits:
                     if state is not None:
                         self.by_request[state.external_req_id] = stats.num_external_cached_tokens
             return process(outputs, *args, **options)
-
-        output_processor.process_outputs = noting
 
 
 def read_counts(path: Path) -> Any:

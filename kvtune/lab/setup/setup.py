@@ -275,14 +275,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return self.device if isinstance(self.device, Simulated) else Simulated()
 
     @property
-    def device_facts(self) -> dict[str, str]:
-        """What a run file says of the device of --like-device; nothing without one."""
-        like = self.platform
-        return (
-            {} if like is None else {"device": like.kind, "device_name": like.name, "like_device": like.key}
-        )
-
-    @property
     def machine(self) -> Platform:
         """The platform whose defaults the engine uses."""
         timed = isinstance(self.device, Timed) and not self.device.specs

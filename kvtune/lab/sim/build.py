@@ -28,9 +28,8 @@ from kvtune.lab.setup.resolve import TOO_SMALL, check_vllm
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.clock import VirtualClock
 from kvtune.lab.sim.engine_types import EngineCore
-from kvtune.plugin.vllm.offloading import has_tier
 from kvtune.plugin.vllm.plugin_state import STATE
-from kvtune.plugin.vllm.types import Scheduler, VllmConfig
+from kvtune.plugin.vllm.types import Scheduler, VllmConfig, has_tier
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

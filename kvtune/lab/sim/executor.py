@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
 from kvtune.lab.device.blocks import Stage
 from kvtune.lab.device.cost import CopyTime, StepCost
 from kvtune.lab.device.executor import ModellessExecutor
-from kvtune.lab.device.tier import Tier, tier_of
 from kvtune.lab.sim.clock import VirtualClock
 from kvtune.lab.sim.steps import ExecutedStep, hidden_of
-from kvtune.plugin.vllm.types import KVCacheConfig, Request, SchedulerOutput
+from kvtune.plugin.vllm.types import Request, SchedulerOutput
 
 _TOKEN = [0]
 """The row of tokens that each request gets in a step. Shared: vLLM does not change a row of one token."""
@@ -57,6 +56,7 @@ class SimExecutor(ModellessExecutor):
     def _init_executor(self) -> None:
         machine = self.machine
         self.stages, self.layouts, self.pool_bytes = machine.stages, machine.layouts, machine.pool_bytes
+        self.clock, self.copy = machine.clock, machine.copy
         self.reset()
         self.runs_ahead = self.vllm_config.max_concurrent_batches > 1
 
@@ -64,14 +64,8 @@ class SimExecutor(ModellessExecutor):
         """Set the state before the first step. Tests call this on real executors, too."""
         self.requests: dict[str, Request] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[ExecutedStep], None] | None = None
-        self.tier: Tier | None = None
-        """The engine's tier of host memory; None without one."""
+        self.tier = None
         self._pending: VirtualResult | None = None
-
-    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
-        super().initialize_from_config(kv_cache_configs)
-        machine = self.machine
-        self.tier = tier_of(self.vllm_config, kv_cache_configs[0], machine.clock, machine.copy)
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
         """Return the step's output as a future, also if `non_block` is False."""
@@ -80,11 +74,8 @@ class SimExecutor(ModellessExecutor):
         if tier is not None:
             tier.before(scheduler_output, clock.now_s)
         if not scheduler_output.total_num_scheduled_tokens:
-            empty = EMPTY_MODEL_RUNNER_OUTPUT
-            if tier is not None:
-                copied = tier.after(scheduler_output, clock.now_s)
-                empty = ModelRunnerOutput.with_kv_conn_output_only(copied)
-            return VirtualResult(clock, clock.now_s, empty)
+            output = ModellessExecutor.without_work(self, scheduler_output, clock.now_s)
+            return VirtualResult(clock, clock.now_s, output)
         rows: list[list[int]] = []
         requests = self.requests
         hidden = hidden_of(scheduler_output)

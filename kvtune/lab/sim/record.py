@@ -31,6 +31,7 @@ from kvtune.data.run.types import (
     table_of_rows,
 )
 from kvtune.lab.engine.config import describe_engine, jsonable
+from kvtune.lab.engine.rings import records_table
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.engine_types import EngineCore
 from kvtune.lab.sim.journal import STEP_COLUMNS, ReplayJournal
@@ -73,10 +74,8 @@ def record(
         "tokens": _joined([_tokens(journal, leave_s) for journal in journals]),
     }
     if journals[0].copies is not None:
-        copies = [
-            [(0, each.start_ns / 1e9, *each.row()) for each in journal.copies or ()] for journal in journals
-        ]
-        tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
+        copies = [[(0, each.start_ns / 1e9, each) for each in journal.copies or ()] for journal in journals]
+        tables["copies"] = _of_all("copies", [records_table("copies", timed) for timed in copies])
     ends = tables["steps"]["t_s"] + tables["steps"]["step_us"] * 1e-6
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
@@ -222,9 +221,9 @@ def _engine(facts: dict[str, Any], engine: EngineCore, setup: Setup, queues: Seq
     from kvtune.plugin.probe.describe import describe_cache
 
     where = str(facts["device_name"] or facts["device"])
-    if setup.platform is not None:
-        where = setup.platform.title
-        facts |= setup.device_facts
+    if (like := setup.platform) is not None:
+        where = like.title
+        facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
     cache = {
         **describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs()),
         "tiers": list(queues),

@@ -9,8 +9,7 @@ from kvtune.plugin.probe.kv_specs import Layers, capture, of_group
 from kvtune.plugin.probe.offload import tier_facts
 from kvtune.plugin.probe.status import CacheFacts
 from kvtune.plugin.vllm.names import hashing
-from kvtune.plugin.vllm.offloading import has_tier
-from kvtune.plugin.vllm.types import BlockPool, Scheduler, VllmConfig
+from kvtune.plugin.vllm.types import Scheduler, VllmConfig, has_tier
 
 
 def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
@@ -18,7 +17,7 @@ def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
 
     `workers`: each worker's specs by layer, if they are known.
     """
-    config = scheduler.kv_cache_config
+    config, pool = scheduler.kv_cache_config, scheduler.kv_cache_manager.block_pool
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = []
     layers = {name: spec for worker in workers for name, spec in worker.items()}
@@ -37,6 +36,7 @@ def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
         with suppress(Exception):  # optional: a failure must not cost the other facts
             if name := _backend(scheduler.vllm_config, group.layer_names):
                 groups[-1]["backend"] = name
+    policy = getattr(getattr(pool, "free_block_queue", None), "policy", None)
     hashed = hashing(scheduler)
     facts: CacheFacts = {
         "num_blocks": int(config.num_blocks),
@@ -45,8 +45,8 @@ def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
         "retention_interval": hashed["retention_interval"],
         "groups": groups,
         "scheduler": type(scheduler).__name__,
-        "pool": type(scheduler.kv_cache_manager.block_pool).__name__,
-        "policy": _policy(scheduler.kv_cache_manager.block_pool),
+        "pool": type(pool).__name__,
+        "policy": str(getattr(policy, "name", "")),  # "": vLLM's own queue
         "prefix_caching": bool(scheduler.kv_cache_manager.enable_caching),
     }
     if has_tier(scheduler.connector):
@@ -63,8 +63,3 @@ def _backend(config: VllmConfig, layers: Sequence[str]) -> str:
     layer = config.compilation_config.static_forward_context.get(layers[0]) if layers else None
     backend = getattr(layer, "attn_backend", None)
     return str(backend.get_name()) if backend is not None else ""
-
-
-def _policy(pool: BlockPool) -> str:
-    """Return the name of the core's eviction policy in this pool; "" for vLLM's own queue."""
-    return str(getattr(getattr(getattr(pool, "free_block_queue", None), "policy", None), "name", ""))

@@ -67,7 +67,7 @@ def capture(
         section: {
             f: _plain(getattr(getattr(vllm_config, section), f))
             for f in fields
-            if _has(vllm_config, section, f)
+            if hasattr(getattr(vllm_config, section, None), f)
         }
         for section, fields in CONFIG_FIELDS.items()
     }
@@ -165,10 +165,6 @@ def encode(value: object) -> object:
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return {"$spec": type(value).__name__, "fields": fields}
     raise TypeError(f"a KV spec holds a {type(value).__name__}")
-
-
-def _has(config: VllmConfig, section: str, name: str) -> bool:
-    return hasattr(getattr(config, section, None), name)
 
 
 def _plain(value: object) -> bool | int | float | str | None:

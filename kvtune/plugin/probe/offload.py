@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from kvtune.plugin.probe.records import Copies
-from kvtune.plugin.vllm.offloading import (
-    Connector,
+from kvtune.plugin.vllm.patches import in_place_of
+from kvtune.plugin.vllm.types import (
     Key,
     KVConnectorOutput,
-    Manager,
+    Matched,
     PrepareStoreOutput,
     ReqContext,
     Request,
     SchedulerSide,
+    TierConnector,
+    TierManager,
+    VllmConfig,
     has_tier,
 )
-from kvtune.plugin.vllm.types import VllmConfig
 
 
-def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
+def tier_facts(connector: TierConnector, config: VllmConfig) -> dict[str, object]:
     """Return the tier as vLLM resolved it. `bytes` has room for `chunks` chunks of `blocks_per_chunk` blocks each."""
     transfer = config.kv_transfer_config
     extra: Mapping[str, object] = {} if transfer is None else transfer.kv_connector_extra_config
@@ -38,7 +40,7 @@ def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
 class OffloadWatch:
     """Sums one connector's copies since the last `news`. `now_ns` returns the time, which may be virtual."""
 
-    def __init__(self, connector: Connector, now_ns: Callable[[], int]) -> None:
+    def __init__(self, connector: TierConnector, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._began: dict[str, int] = {}  # by request: when its lookup was put off, or its load began
         self._unread: set[Key] = set()  # stored, and not loaded since
@@ -49,56 +51,58 @@ class OffloadWatch:
         self._watch_copies(side)
 
     def _start(self) -> None:
-        self._stored_bytes = self._loaded_bytes = 0
-        self._store_s = self._load_s = 0.0
-        self._loads = self._wait_ns = self._longest_wait_ns = 0
-        self._stored = self._reused = self._evicted = self._refused = 0
+        self._counts = dict.fromkeys(Copies.__struct_fields__[1:], 0.0)
         self._quiet = True
 
-    def _watch_manager(self, manager: Manager) -> None:
-        prepare_store, prepare_load = manager.prepare_store, manager.prepare_load
-        complete_load, reset_cache = manager.complete_load, manager.reset_cache
+    def _count(self, **more: float) -> None:
+        self._quiet = False
+        for name, number in more.items():
+            self._counts[name] += number
+
+    def _watch_manager(self, manager: TierManager) -> None:
         unread = self._unread
 
-        def storing(keys: Collection[Key], context: ReqContext) -> PrepareStoreOutput | None:
-            stores = prepare_store(keys, context)
+        @in_place_of(manager, "prepare_store")
+        def storing(
+            prepare: Callable[..., PrepareStoreOutput | None], keys: Collection[Key], context: ReqContext
+        ) -> PrepareStoreOutput | None:
+            stores = prepare(keys, context)
             if stores is None:
-                self._refused += 1
-                self._quiet = False
+                self._count(refused=1)
             elif stores.keys_to_store:
-                self._stored += len(stores.keys_to_store)
-                self._evicted += len(stores.evicted_keys)
-                self._quiet = False
+                stored, evicted = len(stores.keys_to_store), len(stores.evicted_keys)
+                self._count(stored_chunks=stored, evicted_chunks=evicted)
                 unread.difference_update(stores.evicted_keys)
                 unread.update(stores.keys_to_store)
             return stores
 
-        def loading(keys: Collection[Key], context: ReqContext) -> object:
+        @in_place_of(manager, "prepare_load")
+        def loading(prepare: Callable[..., object], keys: Collection[Key], context: ReqContext) -> object:
             before = len(unread)
             unread.difference_update(keys)
-            self._reused += before - len(unread)
-            self._quiet = False
+            self._count(reused_chunks=before - len(unread))
             self._began.setdefault(context.req_id, self._now_ns())
-            return prepare_load(keys, context)
+            return prepare(keys, context)
 
-        def loaded(keys: Collection[Key], context: ReqContext) -> None:
-            complete_load(keys, context)
-            self._loads += 1
+        @in_place_of(manager, "complete_load")
+        def loaded(complete: Callable[..., None], keys: Collection[Key], context: ReqContext) -> None:
+            complete(keys, context)
+            self._count(loads=1)
             self._waited(context.req_id)
 
-        def reset() -> None:
+        @in_place_of(manager, "reset_cache")
+        def reset(reset_cache: Callable[[], None]) -> None:
             reset_cache()
             unread.clear()
             self._began.clear()
 
-        manager.prepare_store, manager.prepare_load = storing, loading
-        manager.complete_load, manager.reset_cache = loaded, reset
-
     def _watch_lookups(self, side: SchedulerSide) -> None:
         """Time requests that wait because their tokens are being stored, or loaded for another request."""
-        look_up = side.get_num_new_matched_tokens
 
-        def looking_up(request: Request, *args: object, **options: object) -> tuple[int | None, bool]:
+        @in_place_of(side, "get_num_new_matched_tokens")
+        def looking_up(
+            look_up: Callable[..., Matched], request: Request, *args: object, **options: object
+        ) -> Matched:
             looked_up = look_up(request, *args, **options)
             if looked_up[0] is None:
                 self._began.setdefault(request.request_id, self._now_ns())
@@ -106,51 +110,29 @@ class OffloadWatch:
                 self._waited(request.request_id)
             return looked_up
 
-        side.get_num_new_matched_tokens = looking_up
-
     def _watch_copies(self, side: SchedulerSide) -> None:
-        update = side.update_connector_output
-
-        def updating(output: KVConnectorOutput) -> None:
+        @in_place_of(side, "update_connector_output")
+        def updating(update: Callable[[KVConnectorOutput], None], output: KVConnectorOutput) -> None:
             meta = output.kv_connector_worker_meta
             if meta is not None:
                 store, load = meta.transfer_stats.store, meta.transfer_stats.load
                 if store.bytes or load.bytes:
-                    self._quiet = False
-                    self._stored_bytes += store.bytes
-                    self._store_s += store.time
-                    self._loaded_bytes += load.bytes
-                    self._load_s += load.time
+                    self._count(stored_bytes=store.bytes, store_ns=store.time * 1e9)
+                    self._count(loaded_bytes=load.bytes, load_ns=load.time * 1e9)
             update(output)
-
-        side.update_connector_output = updating
 
     def _waited(self, request_id: str) -> None:
         began = self._began.pop(request_id, None)
         if began is not None:
             waited = self._now_ns() - began
-            self._wait_ns += waited
-            self._longest_wait_ns = max(self._longest_wait_ns, waited)
-            self._quiet = False
+            longest = self._counts["longest_wait_ns"]
+            self._count(wait_ns=waited, longest_wait_ns=max(0.0, waited - longest))
 
     def news(self, start_ns: int) -> Copies | None:
         """Return the copies since the last call as a record of the step begun at `start_ns`; None without copies."""
         if self._quiet:
             return None
-        copies = Copies(
-            start_ns,
-            self._stored_bytes,
-            round(self._store_s * 1e9),
-            self._loaded_bytes,
-            round(self._load_s * 1e9),
-            self._loads,
-            self._wait_ns,
-            self._longest_wait_ns,
-            self._stored,
-            self._reused,
-            self._evicted,
-            self._refused,
-        )
+        copies = Copies(start_ns, *map(round, self._counts.values()))
         self._start()
         return copies
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtune.data.tally import split
+from kvtune.plugin.vllm.patches import in_place_of
 from kvtune.plugin.vllm.types import Request, ScheduledStep, Scheduler
 
 Counts = dict[str, int]
@@ -46,9 +47,11 @@ class Preempted:
         manager = scheduler.kv_cache_manager
         self._caching, self._coordinator = bool(manager.enable_caching), manager.coordinator
         self._unit = hit_unit(scheduler)
-        preempt = scheduler._preempt_request
 
-        def preempted(request: Request, *args: object, **options: object) -> object:
+        @in_place_of(scheduler, "_preempt_request")
+        def preempted(
+            preempt: Callable[..., object], request: Request, *args: object, **options: object
+        ) -> object:
             computed = request.num_computed_tokens
             result = preempt(request, *args, **options)
             if not self.failed:
@@ -59,8 +62,6 @@ class Preempted:
                         raise
                     self.stop(error)
             return result
-
-        scheduler._preempt_request = preempted
 
     def scheduled(self, step: ScheduledStep) -> None:
         """Note which preempted requests go on in this step, and with how many tokens from the cache."""

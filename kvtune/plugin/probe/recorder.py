@@ -8,15 +8,16 @@ switches itself off at its first failure.
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import mmap
 import os
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NotRequired, TypedDict
+from zlib import crc32
 
 import msgspec
 
@@ -25,6 +26,7 @@ from kvtune.base.legal import Value
 from kvtune.base.scratch import leave, share, sweep
 from kvtune.plugin.probe.recording import Line, PrefixHasher, TraceWriter
 from kvtune.plugin.probe.status import role
+from kvtune.plugin.vllm.patches import in_place_of
 from kvtune.plugin.vllm.plugin_state import STATE
 from kvtune.plugin.vllm.types import PrefillStats, Request, Scheduler
 
@@ -119,20 +121,18 @@ class Recorder:
 
     def attach(self, scheduler: Scheduler) -> None:
         """Wrap methods of this scheduler object, not of its class, which the core may have replaced."""
-        add, free = scheduler.add_request, scheduler._free_request
 
-        @functools.wraps(add)
-        def added(request: Request) -> object:
+        @in_place_of(scheduler, "add_request")
+        def added(add: Callable[[Request], object], request: Request) -> object:
             self._guard(self.arrived, request)
             return add(request)
 
-        @functools.wraps(free)
-        def freed(request: Request, *args: object, **options: object) -> object:
+        @in_place_of(scheduler, "_free_request")
+        def freed(free: Callable[..., object], request: Request, *args: object, **options: object) -> object:
             self._guard(self.ended, request)
             return free(request, *args, **options)
 
         self._hashed_tokens = int(getattr(scheduler, "hash_block_size", 0))
-        scheduler.add_request, scheduler._free_request = added, freed
         self._write_counters()
 
     def _guard(self, do: Callable[[Request], None], request: Request) -> None:
@@ -210,10 +210,10 @@ class Counters(TypedDict):
 class CounterPage:
     """One EngineCore's counters as JSON in a memory-mapped file: a write is a memory copy and survives a crash.
 
-    The page's sequence number is odd while the page is being written, so that a reader knows to read again.
+    A checksum precedes the text, so that a reader knows to read again where the page is being written.
     """
 
-    HEAD = struct.Struct("<QI")
+    HEAD = struct.Struct("<II")
     BYTES = 1 << 14
 
     def __init__(self, path: Path) -> None:
@@ -221,32 +221,23 @@ class CounterPage:
             part.write(bytes(self.BYTES))
             part.flush()
             self._memory = mmap.mmap(part.fileno(), self.BYTES)
-        self._sequence = 0
 
     def write(self, counters: Counters) -> None:
         text = msgspec.json.encode(counters)
-        offset = self.HEAD.size
-        if len(text) > self.BYTES - offset:
-            return
-        self.HEAD.pack_into(self._memory, 0, self._sequence + 1, len(text))
-        self._memory[offset : offset + len(text)] = text
-        self._sequence += 2
-        self.HEAD.pack_into(self._memory, 0, self._sequence, len(text))
+        whole = self.HEAD.pack(len(text), crc32(text)) + text
+        if len(whole) <= self.BYTES:
+            self._memory[: len(whole)] = whole
 
     @classmethod
     def read(cls, path: Path) -> Counters | None:
         """Return the counters; None if no complete page can be read."""
         for _ in range(READ_ATTEMPTS):
-            try:
+            with suppress(OSError, struct.error, msgspec.DecodeError):
                 whole = path.read_bytes()
-                sequence, length = cls.HEAD.unpack_from(whole)
-                counters = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length], type=Counters)
-                with path.open("rb") as file:
-                    again, _ = cls.HEAD.unpack(file.read(cls.HEAD.size))
-            except (OSError, struct.error, msgspec.DecodeError):
-                continue
-            if sequence == again and not sequence % 2:
-                return counters
+                length, checksum = cls.HEAD.unpack_from(whole)
+                text = whole[cls.HEAD.size : cls.HEAD.size + length]
+                if crc32(text) == checksum:
+                    return msgspec.json.decode(text, type=Counters)
         return None
 
 

@@ -158,19 +158,6 @@ class Copies(Record, frozen=True, gc=False):
     refused: int
     """Stores for which the tier had no room."""
 
-    def row(self) -> tuple[float, ...]:
-        """Return the record's columns of the table `copies`, without the time."""
-        return (
-            self.stored_bytes,
-            self.store_ns / 1e3,
-            self.loaded_bytes,
-            self.load_ns / 1e3,
-            self.loads,
-            self.wait_ns / 1e3,
-            self.longest_wait_ns / 1e3,
-            *(self.stored_chunks, self.reused_chunks, self.evicted_chunks, self.refused),
-        )
-
 
 class Digest(Record, frozen=True, gc=False):
     """A checksum of what one schedule() decided (plugin/probe/work.py)."""

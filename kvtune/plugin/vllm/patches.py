@@ -19,6 +19,7 @@ Owner = type | ModuleType
 
 F = TypeVar("F", bound=Function)
 Instance = TypeVar("Instance")
+Result = TypeVar("Result")
 Wrap = Callable[[Function], Function]
 """Takes a symbol's present function, and returns the one that replaces and calls it."""
 
@@ -125,6 +126,16 @@ class Patches:
             value = classmethod(function) if isinstance(stock, classmethod) else function
         setattr(symbol.owner, symbol.name, value)
         symbol.entries = entries
+
+
+def in_place_of(owner: object, name: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorate a function that is called in place of this one object's method, which it gets before the arguments."""
+
+    def put(function: Callable[..., Result]) -> Callable[..., Result]:
+        setattr(owner, name, functools.partial(function, getattr(owner, name)))
+        return function
+
+    return put
 
 
 def _full_name(owner: Owner, name: str) -> str:

@@ -2,19 +2,23 @@
 
 Importing this module imports nothing of vLLM; mypy reads vLLM's types where it is installed. Each Protocol has the name
 of vLLM's class, or names that class in its docstring, and has only the attributes that kvtune uses. Methods that kvtune
-replaces on an instance are declared as callables. offloading.py has more.
+replaces on an instance are declared as callables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig as KVTransferConfig
     from vllm.config import ModelConfig as ModelConfig
     from vllm.config import SchedulerConfig as SchedulerConfig
     from vllm.config import VllmConfig as VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        RequestOffloadState,
+        SchedulerOffloadConfig,
+    )
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.attention.backend import MultipleOf as MultipleOf
     from vllm.v1.core.sched.output import NewRequestData as NewRequestData
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec as KVCacheGroupSpec
     from vllm.v1.kv_cache_interface import KVCacheSpec as KVCacheSpec
     from vllm.v1.kv_cache_layout import KVCacheLayout as KVCacheLayout
+    from vllm.v1.kv_offload.base import PrepareStoreOutput as PrepareStoreOutput
+    from vllm.v1.kv_offload.base import ReqContext as ReqContext
     from vllm.v1.metrics.stats import PrefillStats as PrefillStats
+    from vllm.v1.outputs import KVConnectorOutput as KVConnectorOutput
     from vllm.v1.outputs import ModelRunnerOutput as ModelRunnerOutput
     from vllm.v1.request import Request as Request
 
@@ -181,6 +188,7 @@ class SpecGroup(Protocol):
 
     manager_cls: type
 
+    def __iter__(self) -> Iterator[Any]: ...
     def _replace(self, **fields: object) -> SpecGroup: ...
 
 
@@ -212,7 +220,6 @@ class KVCacheManager(Protocol):
     estimate_cached_tokens: Callable[[Request], int]
     get_blocks: Callable[[str], KVCacheBlocks]
 
-    def create_kv_cache_blocks(self, blocks: tuple[list[KVCacheBlock], ...]) -> KVCacheBlocks: ...
     def prefix_cache_lookup_enabled(self, request: Request) -> bool: ...
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None: ...
     def new_step_starts(self) -> None: ...
@@ -290,3 +297,40 @@ class EngineCore(Protocol):
         """The batches in flight; None if every step waits for its output."""
 
     def has_work(self) -> bool: ...
+
+
+Key = bytes
+"""OffloadKey: the hash at the end of a chunk, and its KV cache group."""
+Matched = tuple[int | None, bool]
+"""The tokens that a tier adds to the pool's (None: ask again), and whether they come later."""
+
+
+class TierManager(Protocol):
+    """CPUOffloadingManager. `prepare_store` returns None if the tier has no room."""
+
+    _num_chunks: int
+    prepare_store: Callable[[Collection[Key], ReqContext], PrepareStoreOutput | None]
+    prepare_load: Callable[[Collection[Key], ReqContext], object]
+    complete_load: Callable[[Collection[Key], ReqContext], None]
+    reset_cache: Callable[[], None]
+
+
+class SchedulerSide(Protocol):
+    """OffloadingConnectorScheduler. `get_num_new_matched_tokens` returns None tokens if a request must ask again."""
+
+    manager: TierManager
+    config: SchedulerOffloadConfig
+    _req_status: Mapping[str, RequestOffloadState]
+    get_num_new_matched_tokens: Callable[..., Matched]
+    update_connector_output: Callable[[KVConnectorOutput], None]
+
+
+class TierConnector(Protocol):
+    """OffloadingConnector in the scheduler's role."""
+
+    connector_scheduler: SchedulerSide
+
+
+def has_tier(connector: object) -> TypeGuard[TierConnector]:
+    """Whether a scheduler's `connector` is vLLM's own offloading to host memory."""
+    return type(connector).__name__ == "OffloadingConnector"

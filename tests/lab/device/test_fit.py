@@ -231,7 +231,7 @@ def test_too_few_steps_are_refused() -> None:
 def test_a_cost_survives_json() -> None:
     fitted = fit(run_with(made_steps(TRUTH, noise=0.05)))
     assert read_cost(msgspec.json.encode(fitted).decode()) == fitted
-    assert fitted.fitted and not NOMINAL.fitted and math.isfinite(fitted.p90_error_us)
+    assert fitted.fitted and not NOMINAL.fitted and math.isfinite(fitted.error_share)
     with pytest.raises(KvtuneError, match="not a step cost"):
         read_cost("{}")
 

@@ -76,7 +76,7 @@ def executor(cost: StepCost) -> Any:
 
     made = TimedExecutor.__new__(TimedExecutor)
     made._cost, made._work, made._prefills = cost, WorkFollower(), Prefills()
-    made._clock, made._tier = HostClock(), None
+    made.clock = HostClock()
     made._zeros, made._ones = np.zeros((8, 1), np.int64), np.ones(8, np.int32)
     made._sampled = None
     return made
@@ -89,7 +89,7 @@ def test_a_result_is_ready_after_the_steps_before_it_and_its_own() -> None:
     for _ in range(2):
         assert device.execute_model(step({"a": 4}, new={"a": (4, 0)}), non_block=True).result() is None
         results.append(device.sample_tokens(None, non_block=True))
-    device_free = device._clock.free_ns
+    device_free = device.clock.free_ns
     assert device_free - start >= 2 * 20_000_000
     for number, result in enumerate(results, start=1):
         assert [list(row) for row in result.result().sampled_token_ids] == [[0]]
@@ -100,7 +100,7 @@ def test_a_result_is_ready_after_the_steps_before_it_and_its_own() -> None:
 def test_a_step_without_tokens_takes_no_time_and_has_no_output() -> None:
     device = executor(StepCost(step_us=1e9, prefill_token_us=0.0, decode_us=0.0, kv_token_us=0.0))
     assert device.execute_model(step({}), non_block=True).result().req_ids == []
-    assert device._clock.free_ns == 0
+    assert device.clock.free_ns == 0
 
 
 def test_an_unfinished_prompt_has_an_empty_row() -> None:

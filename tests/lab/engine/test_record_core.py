@@ -28,7 +28,9 @@ ENGINE = state({"packed": True, "pool": True}, ["a"])
 
 @pytest.mark.parametrize(("worker", "in_force"), [(True, True), (False, False)])
 def test_blocks_are_packed_if_engine_core_and_workers_report_it(worker: bool, in_force: bool) -> None:
-    core = CoreInfo.reported("kvtune", {"packed": True}, ENGINE, [state({"packed": True}, []), state({"packed": worker}, [])])
+    core = CoreInfo.reported(
+        "kvtune", {"packed": True}, ENGINE, [state({"packed": True}, []), state({"packed": worker}, [])]
+    )
     assert core.parts == {"packed": in_force, "pool": True} and core.active
 
 

@@ -126,11 +126,11 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
         if dropped and count:
             count -= 1
             count -= count % every
-        found = []
+        hits = []
         for suffix in suffixes:
             keys = (block_hash + suffix for block_hash in hashes[index:count])
-            found.append([pool.null_block] * min(index, count) + _cached(pool, keys))
-        return tuple(found), count * size
+            hits.append([pool.null_block] * min(index, count) + _cached(pool, keys))
+        return tuple(hits), count * size
 
     def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
         """Free these blocks, the last first, up to one that was freed before."""

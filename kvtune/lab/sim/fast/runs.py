@@ -69,13 +69,6 @@ class Run:
             return most
         return bisect_left(range(most), True, key=lambda n: blocks[n]._block_hash != keys[first + n])
 
-    def leave_queue(self) -> None:
-        """Take a free run out of the queue."""
-        before, after = self.prev_free_block, self.next_free_block
-        before.next_free_block, after.prev_free_block = after, before
-        self.prev_free_block = self.next_free_block = None
-        self.pool.free_block_queue.num_free_blocks -= len(self.blocks)
-
     def split(self, size: int) -> None:
         """Keep the first `size` blocks; the others become a run."""
         rest = Run(self.pool, self.first + size, self.blocks[size:], set(self.holders))
@@ -254,8 +247,11 @@ class RunPool(QuickPool):
                 continue
             if end < run.end:
                 run.split(end - first)
-            if not run.holders:
-                run.leave_queue()
+            if not run.holders:  # it was free
+                before, after = run.prev_free_block, run.next_free_block
+                before.next_free_block, after.prev_free_block = after, before
+                run.prev_free_block = run.next_free_block = None
+                self.free_block_queue.num_free_blocks -= len(run.blocks)
             run.holders.add(holder)
             held.append(run)
         if held:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtune.plugin.vllm.names import dropping_groups
-from kvtune.plugin.vllm.types import Coordinator, Scheduler
+from kvtune.plugin.vllm.types import Coordinator, Scheduler, has_several_specs
 
 if TYPE_CHECKING:
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
@@ -71,8 +71,10 @@ def is_draft_layer(name: str, target_layers: int) -> bool:
 def lookup_groups(coordinator: Coordinator, drafts: Collection[int] = ()) -> list[LookupGroup]:
     """Return the groups that are looked up, one entry per spec. `drafts`: the indexes of the draft model's groups."""
     managers = coordinator.single_type_managers
-    by_spec = getattr(coordinator, "attention_groups", None)
-    if by_spec is None:  # a coordinator of one group, or without a cache
+    by_spec: Iterable[Any]
+    if has_several_specs(coordinator):
+        by_spec = coordinator.attention_groups
+    else:  # one group, or no cache
         dropping = dropping_groups(coordinator)
         by_spec = [
             (manager.kv_cache_spec, [i], type(manager), i in dropping)

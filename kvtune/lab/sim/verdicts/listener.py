@@ -14,21 +14,22 @@ from kvtune.lab.sim.verdicts.causes import Boundaries
 from kvtune.lab.sim.verdicts.groups import LookupGroup, drafters_groups, hit_alignment, lookup_groups
 from kvtune.lab.sim.verdicts.tier import TierMemory
 from kvtune.plugin.vllm.names import dropping_groups, hash_lookahead
-from kvtune.plugin.vllm.offloading import has_tier
+from kvtune.plugin.vllm.patches import in_place_of
 from kvtune.plugin.vllm.types import (
     BlockMap,
-    Coordinator,
-    GroupManager,
     KVCacheBlock,
     KVCacheBlocks,
     KVCacheManager,
     LookupPool,
     Request,
     Scheduler,
+    has_tier,
 )
 from kvtune.requests.loads.prefix_tree import PrefixTree
 from kvtune.requests.types import Span
 
+Found = tuple[KVCacheBlocks, int, int]
+"""What `get_computed_blocks` returns."""
 OVERWRITTEN = "overwritten"  # the request that held the block wrote over it
 
 
@@ -87,38 +88,34 @@ class LookupListener:
         self._wrap_lookup(manager)
         self._wrap_allocation(manager)
         self._wrap_end(manager)
-        self._wrap_caching(self._coordinator)
+        self._set_while("_caching", self._coordinator, "cache_blocks")
         self._wrap_map(self._pool.cached_block_hash_to_block)
         self._wrap_steady_path(scheduler)
         for number in drafts:
-            self._wrap_draft(self._coordinator.single_type_managers[number])
+            group = self._coordinator.single_type_managers[number]
+            self._set_while("_for_draft", group, "allocate_new_blocks")
 
-    def _wrap_draft(self, manager: GroupManager) -> None:
-        """Set `_for_draft` while blocks are allocated to the draft model's own group."""
-        original = manager.allocate_new_blocks
+    def _set_while(self, flag: str, owner: object, name: str) -> None:
+        """Let an attribute be true while this method runs."""
 
-        def allocate_new_blocks(*args: object, **kwargs: object) -> list[KVCacheBlock]:
-            self._for_draft = True
+        @in_place_of(owner, name)
+        def marked(method: Callable[..., object], *args: object, **options: object) -> object:
+            setattr(self, flag, True)
             try:
-                return original(*args, **kwargs)
+                return method(*args, **options)
             finally:
-                self._for_draft = False
-
-        manager.allocate_new_blocks = allocate_new_blocks
+                setattr(self, flag, False)
 
     def _wrap_lookup(self, manager: KVCacheManager) -> None:
-        original = manager.get_computed_blocks
-
-        def get_computed_blocks(request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
-            lookup = original(request, *limit)
+        @in_place_of(manager, "get_computed_blocks")
+        def looked_up(look_up: Callable[..., Found], request: Request, *limit: int | None) -> Found:
+            lookup = look_up(request, *limit)
             if request.num_preemptions == 0 and request.num_output_tokens == 0:
                 if self._tier is None:
                     self.verdicts[request.request_id] = self._judge(request, lookup[1])
                 else:
                     self._looked_up = (request, lookup[1])
             return lookup
-
-        manager.get_computed_blocks = get_computed_blocks
 
     def _tier_looked_up(self, request_id: str, computed: int, more: int) -> None:
         """Make the verdict when the tier has answered. `more`: tokens that the tier adds to the pool's `computed`."""
@@ -131,24 +128,22 @@ class LookupListener:
             self.verdicts[request_id] = self._judge(request, max(local, computed + more), local)
 
     def _wrap_allocation(self, manager: KVCacheManager) -> None:
-        original = manager.allocate_slots
-
-        def allocate_slots(
+        @in_place_of(manager, "allocate_slots")
+        def allocated(
+            allocate: Callable[..., KVCacheBlocks | None],
             request: Request,
             num_new_tokens: int,
             num_new_computed_tokens: int = 0,
             *args: object,
-            **kwargs: object,
+            **options: object,
         ) -> KVCacheBlocks | None:
             done, prompt = request.num_computed_tokens, request.num_prompt_tokens
             self._allocating = (request.request_id, "prefill" if done < prompt else "decode")
-            blocks = original(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
+            blocks = allocate(request, num_new_tokens, num_new_computed_tokens, *args, **options)
             if blocks is not None and done < prompt:
                 upto = min(done + num_new_computed_tokens + num_new_tokens, prompt)
                 self.seen.insert(self.spans_of(request.request_id), upto)
             return blocks
-
-        manager.allocate_slots = allocate_slots
 
     def _wrap_steady_path(self, scheduler: Scheduler) -> None:
         """Wrap the core's steady-decode path, which allocates blocks without calling `allocate_slots`."""
@@ -156,52 +151,39 @@ class LookupListener:
 
         if not isinstance(scheduler, SteadyDecode):
             return
-        original = scheduler.steady_allocate
 
-        def allocate(request: Request) -> KVCacheBlocks | None:
+        @in_place_of(scheduler, "steady_allocate")
+        def allocated(allocate: Callable[[Request], object], request: Request) -> object:
             self._allocating = (request.request_id, "decode")
-            return original(request)
+            return allocate(request)
 
         def place_row(i: int) -> object:
             self._allocating = (scheduler.columns.names[i], "decode")
             return type(scheduler).place_row(scheduler, i)
 
-        scheduler.steady_allocate = allocate
         scheduler.place_row = place_row  # of rows that stand in columns (lab/sim/fast/scheduler.py)
 
     def _wrap_end(self, manager: KVCacheManager) -> None:
         # With async scheduling a request's blocks are popped now and freed later.
-        for name in ("free", "pop_blocks_for_free"):
-            original = getattr(manager, name)
-
-            def end(request: Request, original: Callable[[Request], object] = original) -> object:
-                # The last token of an answer is never computed, as no later step needs it.
-                self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
-                return original(request)
-
-            setattr(manager, name, end)
-
-    def _wrap_caching(self, coordinator: Coordinator) -> None:
-        original = coordinator.cache_blocks
-
-        def cache_blocks(request: Request, num_computed_tokens: int) -> None:
-            self._caching = True
-            try:
-                original(request, num_computed_tokens)
-            finally:
-                self._caching = False
-
-        coordinator.cache_blocks = cache_blocks
+        @in_place_of(manager, "free")
+        @in_place_of(manager, "pop_blocks_for_free")
+        def ended(end: Callable[[Request], object], request: Request) -> object:
+            # The last token of an answer is never computed, as no later step needs it.
+            self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
+            return end(request)
 
     def _wrap_map(self, cached: BlockMap) -> None:
-        insert, pop = cached.insert, cached.pop
         fates = self._fates
 
-        def listening_insert(key: bytes, block: KVCacheBlock) -> None:
+        @in_place_of(cached, "insert")
+        def inserted(insert: Callable[[bytes, KVCacheBlock], None], key: bytes, block: KVCacheBlock) -> None:
             insert(key, block)
             fates[key] = None
 
-        def listening_pop(key: bytes, block_id: int) -> KVCacheBlock | None:
+        @in_place_of(cached, "pop")
+        def popped(
+            pop: Callable[[bytes, int], KVCacheBlock | None], key: bytes, block_id: int
+        ) -> KVCacheBlock | None:
             block = pop(key, block_id)
             if block is not None and cached.get_one_block(key) is None:
                 request_id, phase = self._allocating
@@ -212,8 +194,6 @@ class LookupListener:
                     self._last_fate = fate
                 fates[key] = self._last_fate
             return block
-
-        cached.insert, cached.pop = listening_insert, listening_pop
 
     def _judge(self, request: Request, hit: int, local: int = 0) -> PromptVerdict:
         """Find the causes of one lookup's misses. `local`: the tokens of `hit` that the pool had, without the tier."""

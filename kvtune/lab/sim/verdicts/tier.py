@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from kvtune.lab.sim.verdicts.groups import LookupGroup
-from kvtune.plugin.vllm.offloading import Key, PrepareStoreOutput, ReqContext, Request, SchedulerSide
+from kvtune.plugin.vllm.patches import in_place_of
+from kvtune.plugin.vllm.types import Key, Matched, PrepareStoreOutput, ReqContext, Request, SchedulerSide
 
 
 class TierMemory:
@@ -27,11 +28,12 @@ class TierMemory:
         self._held: set[Key] = set()
         self._ever: set[Key] = set()
         self._refused: dict[Key, str] = {}  # key -> the request that offered it last
-        manager = side.manager
-        prepare_store = manager.prepare_store
 
-        def storing(keys: Collection[Key], context: ReqContext) -> PrepareStoreOutput | None:
-            stores = prepare_store(keys, context)
+        @in_place_of(side.manager, "prepare_store")
+        def storing(
+            prepare: Callable[..., PrepareStoreOutput | None], keys: Collection[Key], context: ReqContext
+        ) -> PrepareStoreOutput | None:
+            stores = prepare(keys, context)
             if stores is None:
                 self._refused.update(dict.fromkeys(keys, context.req_id))
             else:
@@ -40,21 +42,17 @@ class TierMemory:
                 self._ever.update(stores.keys_to_store)
             return stores
 
-        manager.prepare_store = storing
-
     def watch_lookups(self, looked_up: Callable[[str, int, int], None]) -> None:
         """Call `looked_up(request id, tokens in the pool, more tokens in the tier)` after each answered lookup."""
-        look_up = self._side.get_num_new_matched_tokens
 
+        @in_place_of(self._side, "get_num_new_matched_tokens")
         def looking_up(
-            request: Request, computed: int, *args: object, **options: object
-        ) -> tuple[int | None, bool]:
+            look_up: Callable[..., Matched], request: Request, computed: int, *args: object, **options: object
+        ) -> Matched:
             answer = look_up(request, computed, *args, **options)
             if answer[0] is not None:
                 looked_up(request.request_id, computed, answer[0])
             return answer
-
-        self._side.get_num_new_matched_tokens = looking_up
 
     def cause(
         self, groups: Sequence[LookupGroup], block_hashes: Sequence[bytes], local: int, boundary: int

@@ -96,8 +96,9 @@ def install(settings: CoreSettings) -> None:
 
         return groups
 
-    platform = _owner(type(current_platform), "_align_hybrid_block_size")
-    STATE.patches.wrap(PART, platform, "_align_hybrid_block_size", wrap_align)
+    name = "_align_hybrid_block_size"
+    platform = next(kind for kind in type(current_platform).__mro__ if name in vars(kind))
+    STATE.patches.wrap(PART, platform, name, wrap_align)
     for module in (utils, worker_base):
         STATE.patches.wrap(PART, module, "get_supported_kv_cache_layouts", wrap_layouts)
     STATE.patches.wrap(PART, home_of(GROUPS), GROUPS.rpartition(".")[2], wrap_groups)
@@ -223,7 +224,3 @@ def _install_whole_states(*, asked: bool) -> None:
         STATE.patches.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
     elif asked:
         state.note("whole_states: only the CPU's Mamba-2 needs it, nothing is changed on this device")
-
-
-def _owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base))

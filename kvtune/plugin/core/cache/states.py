@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 from kvtune.data.knobs import CoreSettings
 from kvtune.plugin.core import state
 from kvtune.plugin.core.breaker import Breaker, breaker_of
-from kvtune.plugin.core.cache.pool import PolicyPool
+from kvtune.plugin.core.cache.windows import KeepingGroup
 from kvtune.plugin.core.policies import FAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.plugin.vllm.plugin_state import STATE
 
@@ -104,15 +104,12 @@ class Stops:
         return min(inside) - start
 
 
-class KeepingStateManager(MambaManager):  # type: ignore[misc]
-    """vLLM's MambaManager, which also keeps the states at its `stops` and at an output's last block boundary.
+class KeepingStateManager(KeepingGroup, MambaManager):  # type: ignore[misc]
+    """vLLM's MambaManager, which also keeps the states at its `stops` and at an output's last block boundary."""
 
-    No method uses `super`: after an error in a method that it calls, its class is vLLM's.
-    """
-
+    stock = MambaManager
     need = 1
     """Blocks that a hit takes."""
-    block_pool: PolicyPool
 
     def adopt_states(self, stops: Stops, breaker: Breaker) -> None:
         """Set the attributes of a manager that vLLM has built. Called once."""
@@ -120,33 +117,13 @@ class KeepingStateManager(MambaManager):  # type: ignore[misc]
         self.breaker = breaker
         # While drafts are checked, a block's state is ahead of the tokens that were taken.
         self.keeps_output = stops.settings.output_states and not self.num_speculative_blocks
-        self.resumed: set[str] = set()
-        """Requests that resumed in a kept state whose grade was not adjusted yet."""
+        self.resumed = set()
         self.outputs: dict[str, tuple[KVCacheBlock, bytes]] = {}
         """The block with the latest state of each request's output, and the block's hash."""
 
-    def stand_down(self) -> None:
-        """Become vLLM's own MambaManager, for good."""
-        self.__class__ = MambaManager
-
-    def add_local_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[KVCacheBlock],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        MambaManager.add_local_computed_blocks(
-            self, request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
-        )
-        if new_computed_blocks and not self.breaker.tripped:
-            self.breaker.attempt(self.resumed.add, request_id)
-
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        self.resumed.discard(request_id)
         self.outputs.pop(request_id, None)
-        blocks: list[KVCacheBlock] = MambaManager.pop_blocks_for_free(self, request_id)
-        return blocks
+        return KeepingGroup.pop_blocks_for_free(self, request_id)
 
     def cache_blocks(
         self,
@@ -157,45 +134,44 @@ class KeepingStateManager(MambaManager):  # type: ignore[misc]
         replay_boundaries: Sequence[int],
     ) -> None:
         cached = self.num_cached_block.get(request.request_id, 0)
-        more: Mapping[int, int] = {}
+        extras: Mapping[int, int] = {}
+        """The tokens of states that stock would not keep, each with its grade."""
         if num_tokens // self.block_size > cached or request.request_id in self.resumed:
-            more = self.breaker.attempt(self._wanted, request, num_tokens, replay_boundaries) or {}
+            extras = self.breaker.attempt(self._extras, request, num_tokens, replay_boundaries) or {}
         MambaManager.cache_blocks(
             self,
             request,
             num_tokens,
             retention_interval=retention_interval,
-            replay_boundaries=[*replay_boundaries, *more],
+            replay_boundaries=[*replay_boundaries, *extras],
         )
-        if more and not self.breaker.tripped:
-            self.breaker.attempt(self._grade, request, cached, more)
+        if extras and not self.breaker.tripped:
+            self.breaker.attempt(self._grade_kept, request, cached, extras)
 
-    def _wanted(self, request: Request, num_tokens: int, replay_boundaries: Sequence[int]) -> dict[int, int]:
+    def _extras(self, request: Request, num_tokens: int, replay_boundaries: Sequence[int]) -> dict[int, int]:
         """Return the tokens of states to keep that stock would not, with their grades; adjust the one just hit."""
-        stocks = {
-            self._kept_by_stock(tokens) for tokens in (*replay_boundaries, request.shared_prefix_boundary)
-        }
+        unit, boundaries = (
+            self.cache_hit_alignment_tokens,
+            (*replay_boundaries, request.shared_prefix_boundary),
+        )
+        stocks = {int(boundary // unit * unit) for boundary in boundaries}
         if request.request_id in self.resumed:
             self.resumed.discard(request.request_id)
             blocks = self.req_to_blocks[request.request_id]
             hit = self.num_cached_block.get(request.request_id, 0)
             if hit * self.block_size in stocks and self.block_pool.is_extra(blocks[hit - 1]):
                 self.block_pool.grade([blocks[hit - 1]], [WINDOW])
-        more = self.stops.places(request.num_prompt_tokens)
+        extras = self.stops.places(request.num_prompt_tokens)
         latest = num_tokens // self.block_size * self.block_size
         if latest > request.num_prompt_tokens and self.keeps_output and not self.stops.why:
-            more[latest] = OUTPUT
-        return {tokens: grade for tokens, grade in more.items() if tokens not in stocks}
+            extras[latest] = OUTPUT
+        return {tokens: grade for tokens, grade in extras.items() if tokens not in stocks}
 
-    def _kept_by_stock(self, boundary: int) -> int:
-        """Return the tokens at which stock keeps the state of a boundary."""
-        return int(boundary // self.cache_hit_alignment_tokens * self.cache_hit_alignment_tokens)
-
-    def _grade(self, request: Request, cached: int, more: Mapping[int, int]) -> None:
+    def _grade_kept(self, request: Request, cached: int, extras: Mapping[int, int]) -> None:
         """Grade the states that were kept since the first `cached` blocks; of an output only the latest stays."""
         blocks, pool = self.req_to_blocks[request.request_id], self.block_pool
         end = self.num_cached_block.get(request.request_id, 0)
-        for tokens, grade in more.items():
+        for tokens, grade in extras.items():
             number = tokens // self.block_size
             block = blocks[number - 1] if cached < number <= end else None
             if block is None or block.is_null or block.block_hash is None:

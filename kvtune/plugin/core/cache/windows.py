@@ -16,9 +16,10 @@ this prompt become ordinary. Policy `pin` (a published one) instead keeps the wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
 from vllm.v1.request import Request
 
 from kvtune.data.knobs import CoreSettings
@@ -28,18 +29,58 @@ from kvtune.plugin.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 
 Span = tuple[int, int, int]
 """First block, block after the last one, grade."""
+
+
+class Ends(NamedTuple):
+    """Where stock keeps windows: at these boundaries (the first `own` are the prompt's), and at an interval if any."""
+
+    boundaries: list[int]
+    own: int
+    interval: int | None
+
+
 SPECS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 """vLLM's specs of sliding windows whose rules are known here; groups with others stay as vLLM built them."""
 
 
-class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
-    """vLLM's SlidingWindowManager with its own rule for which blocks get a hash. It adds no reference to a block.
+class KeepingGroup(SingleTypeKVCacheManager):  # type: ignore[misc]
+    """vLLM's manager of a group, with a rule of its own for which blocks get a hash. It adds no reference to a block.
 
-    No method uses `super`: after an error in a method that it calls, its class is vLLM's.
+    No method uses `super`: after an error in a method that it calls, its class is `stock`, vLLM's own.
     """
 
-    settings: CoreSettings
+    stock: ClassVar[type[SingleTypeKVCacheManager]]
     block_pool: PolicyPool
+    breaker: Breaker
+    resumed: set[str]
+    """Requests that resumed in kept blocks whose grades were not adjusted yet."""
+
+    def stand_down(self) -> None:
+        """Become vLLM's own manager, for good."""
+        self.__class__ = self.stock
+
+    def add_local_computed_blocks(
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], *tokens: int
+    ) -> None:
+        self.stock.add_local_computed_blocks(self, request_id, new_computed_blocks, *tokens)
+        if new_computed_blocks and not self.breaker.tripped:
+            self.breaker.attempt(self._resumes, request_id)
+
+    def _resumes(self, request_id: str) -> None:
+        if self.block_pool.extras_first:
+            self.resumed.add(request_id)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        self.resumed.discard(request_id)
+        blocks: list[KVCacheBlock] = self.stock.pop_blocks_for_free(self, request_id)
+        return blocks
+
+
+class KeepingWindowManager(KeepingGroup, SlidingWindowManager):  # type: ignore[misc]
+    """vLLM's SlidingWindowManager, which keeps the windows that the module's docstring draws."""
+
+    stock = SlidingWindowManager
+    settings: CoreSettings
 
     def adopt_window(self, settings: CoreSettings, breaker: Breaker) -> None:
         """Set the attributes of a manager that vLLM has built. Called once."""
@@ -51,30 +92,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         self.shift = 1 if self.use_eagle else 0
         self.slack_blocks = -(-settings.slack // self.block_size)
         self.aligned = self.cache_hit_alignment_tokens == self.block_size
-        self.resumed: set[str] = set()
-        """Requests that resumed in a cached window whose grades were not adjusted yet."""
-
-    def add_local_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[KVCacheBlock],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        SlidingWindowManager.add_local_computed_blocks(
-            self, request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
-        )
-        if new_computed_blocks and not self.breaker.tripped:
-            self.breaker.attempt(self._resumes, request_id)
-
-    def _resumes(self, request_id: str) -> None:
-        if self.block_pool.extras_first:
-            self.resumed.add(request_id)
-
-    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        self.resumed.discard(request_id)
-        blocks: list[KVCacheBlock] = SlidingWindowManager.pop_blocks_for_free(self, request_id)
-        return blocks
+        self.resumed = set()
 
     def cache_blocks(
         self,
@@ -86,7 +104,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     ) -> None:
         cached = self.num_cached_block.get(request.request_id)
         try:
-            self._cache_graded(request, num_tokens, retention_interval, replay_boundaries)
+            ends = Ends([*replay_boundaries], len(replay_boundaries), retention_interval)
+            self._cache_graded(request, num_tokens, ends)
         except Exception as error:
             KeepingWindowManager._uncache(self, request.request_id, cached)
             self.breaker.trip(error)
@@ -107,13 +126,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if cached is not None:
             self.num_cached_block[request_id] = cached
 
-    def _cache_graded(
-        self,
-        request: Request,
-        num_tokens: int,
-        retention_interval: int | None,
-        replay_boundaries: Sequence[int],
-    ) -> None:
+    def _cache_graded(self, request: Request, num_tokens: int, ends: Ends) -> None:
         """Hash and grade the blocks to keep of those that are full and have no hash yet."""
         start = self.num_cached_block.get(request.request_id, 0)
         # A block's hash may depend on tokens after the block: the last full block then has no hash yet.
@@ -122,23 +135,22 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         resumed = request.request_id in self.resumed
         if start >= end and not resumed:
             return
-        if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
+        if ends.interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
             # No window is kept during decode; `keep_output` keeps the last one when the request ends.
             self.num_cached_block[request.request_id] = end
             return
-        boundaries = [*replay_boundaries]
         if request.shared_prefix_boundary:
-            boundaries.append(request.shared_prefix_boundary)
+            ends.boundaries.append(request.shared_prefix_boundary)
             if self.use_eagle:
                 # EAGLE reads one block past the boundary: a prompt that diverges there can resume only a block earlier.
-                boundaries.append(request.shared_prefix_boundary - self.block_size)
-        blocks, replays = self.req_to_blocks[request.request_id], len(replay_boundaries)
+                ends.boundaries.append(request.shared_prefix_boundary - self.block_size)
+        blocks = self.req_to_blocks[request.request_id]
         if resumed:
             self.resumed.discard(request.request_id)
-            self._take_over(blocks[:start], retention_interval, boundaries, replays)
+            self._take_over(blocks[:start], ends)
         if start >= end:
             return
-        grades = self._grades(start, end, retention_interval, boundaries, replays)
+        grades = self._grades(start, end, ends)
         self.block_pool.cache_full_blocks(
             request=request,
             blocks=blocks,
@@ -151,13 +163,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         self.block_pool.grade(blocks[start:end], grades)
         self.num_cached_block[request.request_id] = end
 
-    def _take_over(
-        self,
-        cached: Sequence[KVCacheBlock],
-        retention_interval: int | None,
-        boundaries: Sequence[int],
-        replays: int,
-    ) -> None:
+    def _take_over(self, cached: Sequence[KVCacheBlock], ends: Ends) -> None:
         """Set grade WINDOW for extras that are in the window just hit and that stock would keep after this prompt."""
         pool, end = self.block_pool, len(cached)
         start = max(0, end - self.need)
@@ -165,42 +171,30 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if not any(map(pool.is_extra, window)):
             return
         goes_on = pool.is_output(window[-1])
-        kept = self._mask(start, end, retention_interval, boundaries)
+        kept = self._mask(start, end, ends)
         pool.grade(window, [WINDOW if kept is None or keeps else -1 for keeps in kept or window])
         if goes_on:
-            own = self._mask(start, end, retention_interval, boundaries[:replays]) or [True] * len(window)
+            prompts = ends._replace(boundaries=ends.boundaries[: ends.own])
+            own = self._mask(start, end, prompts) or [True] * len(window)
             pool.leave([block for block, is_own in zip(window, own, strict=True) if not is_own])
 
-    def stand_down(self) -> None:
-        """Become vLLM's own SlidingWindowManager, for good."""
-        self.__class__ = SlidingWindowManager
-
-    def _grades(
-        self,
-        start: int,
-        end: int,
-        retention_interval: int | None,
-        boundaries: Sequence[int],
-        replays: int,
-    ) -> list[int]:
-        """Return the grade of each block from `start` to `end`; -1: not kept. `replays` boundaries are the prompt's."""
-        stock = self._mask(start, end, retention_interval, boundaries)
+    def _grades(self, start: int, end: int, ends: Ends) -> list[int]:
+        """Return the grade of each block from `start` to `end`; -1: not kept."""
+        stock = self._mask(start, end, ends)
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
         else:
             # What stock keeps gets the best grade.
             grades = [WINDOW if kept else -1 for kept in stock]
         # If hits can end only at every n-th block, most blocks of the slack are useless.
-        usable = None if self.aligned else self._mask(start, end, None, boundaries)
-        for first, last, grade in self._spans(start, end, boundaries, replays):
+        usable = None if self.aligned else self._mask(start, end, ends._replace(interval=None))
+        for first, last, grade in self._spans(start, end, ends):
             for i in range(max(first, start) - start, min(last, end) - start):
                 if (grades[i] < 0 or grade < grades[i]) and (usable is None or usable[i]):
                     grades[i] = grade
         return grades
 
-    def _mask(
-        self, start: int, end: int, retention_interval: int | None, boundaries: Sequence[int]
-    ) -> list[bool] | None:
+    def _mask(self, start: int, end: int, ends: Ends) -> list[bool] | None:
         """Return for each block from `start` to `end` whether stock would keep it; None if it keeps all of them."""
         kept: list[bool] | None = self.reachable_block_mask(
             start_block=start,
@@ -208,21 +202,21 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             alignment_tokens=self.cache_hit_alignment_tokens,
             kv_cache_spec=self.kv_cache_spec,
             use_eagle=self.use_eagle,
-            retention_interval=retention_interval,
-            reachable_boundaries=boundaries,
+            retention_interval=ends.interval,
+            reachable_boundaries=ends.boundaries,
             dcp_world_size=self.dcp_world_size,
         )
         return kept
 
-    def _spans(self, start: int, end: int, boundaries: Sequence[int], replays: int) -> list[Span]:
+    def _spans(self, start: int, end: int, kept: Ends) -> list[Span]:
         """Return the spans to keep of a prompt whose blocks from `start` to `end` are being computed."""
-        ends = [self._end_block(boundary) for boundary in boundaries]
+        ends = [self._end_block(boundary) for boundary in kept.boundaries]
         big = end - start >= self.settings.min_drop
         if self.settings.policy == "pin":
             spans = [(last - self.keep, last, WINDOW) for last in ends]
             return [*spans, (end - self.keep, end, SPECULATIVE)] if big else spans
         spans = [(last - self.keep, last, NEAR) for last in ends]
-        last = max(ends[:replays])
+        last = max(ends[: kept.own])
         slack = self.slack_blocks
         spans.append((last - self.keep - slack, last, FAR))
         spans.append((last - self.keep - (slack + 3) // 4, last, NEAR))

@@ -1,5 +1,5 @@
 """KV offloading to host memory on a CPU engine.
 
-In: vLLM's own `--kv-offloading-size`. Out: an OffloadingSpec whose copies are memory copies. All else is vLLM's own.
-Imported by: plugin/core/plugin.py (install); vLLM imports the spec by the name that install.py gives it.
+In: vLLM's own `--kv-offloading-size`. Out: an OffloadingSpec whose copies are memory copies. All else is vLLM's own,
+which imports the spec by the name that install.py gives it.
 """

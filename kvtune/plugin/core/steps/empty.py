@@ -95,9 +95,7 @@ def why_unsupported(manager: KVCacheManager) -> str:
 
     for group in manager.coordinator.single_type_managers:
         # The core's own subclasses allocate at the same moments as their vLLM bases.
-        base = type(group)
-        while base.__module__.startswith("kvtune.") and base.__base__ is not None:
-            base = base.__base__
+        base = next(kind for kind in type(group).__mro__ if not kind.__module__.startswith("kvtune."))
         if base not in (FullAttentionManager, SlidingWindowManager, MambaManager):
             return f"{base.__name__} has its own rules"
         if (

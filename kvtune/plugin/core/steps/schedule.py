@@ -192,13 +192,14 @@ class SteadyDecode(SteadyUpdate):
         self.kv_cache_manager.new_step_starts()
         new_blocks: list[BlockIds | None] = [None] * len(rows)
         for i, request in events:
-            self._allocating = request.request_id, self._block_counts(request.request_id)
+            name = request.request_id
+            self._allocating = name, [len(group.req_to_blocks.get(name, ())) for group in self._groups]
             blocks = self.steady_allocate(request)
             if blocks is None:
                 return None
             new_blocks[i] = block_ids = blocks.get_block_ids(allow_none=True)
             if block_ids is not None:
-                self.steady_placed[request.request_id] = block_ids
+                self.steady_placed[name] = block_ids
             self._allocating = None
             event = next_event(request, self.steady_limits(request), ahead, self.max_model_len)
             cohort.due[i] = tick + max(1, event - request.num_computed_tokens)
@@ -208,9 +209,6 @@ class SteadyDecode(SteadyUpdate):
             for i in reversed(done):
                 del new_blocks[i]
         return new_blocks
-
-    def _block_counts(self, request_id: str) -> list[int]:
-        return [len(group.req_to_blocks.get(request_id, ())) for group in self._groups]
 
     def _note_unrecorded(self) -> None:
         """After an error, add to `steady_placed` the blocks of the row whose allocation was not recorded."""

@@ -8,6 +8,7 @@ the tier, no copy is under way and no request has ended since the last step: out
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from kvtune.plugin.core.steps.steady import Rows
@@ -21,19 +22,14 @@ MANAGERS = ("CPUOffloadingManager",)
 """Classes of vLLM's offloading managers that do nothing at the end of a step."""
 
 
+@dataclass(slots=True)
 class Tier:
     """The scheduler's side of one OffloadingConnector."""
 
-    def __init__(
-        self,
-        connector: OffloadingConnector,
-        side: OffloadingConnectorScheduler,
-        nothing: Callable[[], object],
-    ) -> None:
-        self.connector = connector
-        self.nothing_to_copy = nothing
-        self._side = side
-        self._stored: tuple[Rows | None, int] = (None, 0)
+    connector: OffloadingConnector
+    _side: OffloadingConnectorScheduler
+    nothing_to_copy: Callable[[], object]
+    _stored: tuple[Rows | None, int] = (None, 0)
 
     def quiet(self, finished: Collection[str]) -> bool:
         """Whether no copy is under way or planned, and no request has ended since the connector was last called."""

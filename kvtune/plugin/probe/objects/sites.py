@@ -13,11 +13,10 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from sys import getsizeof
 from time import process_time_ns
 from tracemalloc import Traceback
 
-from kvtune.plugin.probe.objects.tally import Tally, save, type_name
+from kvtune.plugin.probe.objects.tally import Tally, save
 from kvtune.plugin.probe.phase import CULPRITS, Phase
 
 BUDGET = 0.08
@@ -32,11 +31,6 @@ _LIST_ITEMS = 24  # offset of the address of a list's items
 _pointer = ctypes.c_void_p.from_address
 _WRONG_ADDRESS = sys.version_info[:2] == (3, 11)
 _PRE_HEADER = 32  # the collector's header and the two words before it, on 3.11
-
-
-def own_folder() -> str:
-    """Return the folder of the probe: objects that its code allocated are left out."""
-    return str(Path(__file__).parents[1])
 
 
 Frames = Traceback | tuple[tuple[str, int], ...]
@@ -88,7 +82,6 @@ class Sites:
         self._tally = Tally()
         self._site = site_reader()
         self._dice = Random(0)  # random gaps, so that samples do not follow the engine's own rhythm
-        self._own = own_folder()
         self.of_steps: Callable[[], dict[str, object]] | None = None
         self._collections = self._samples = self._skip = 0
         self._first_ns = self._spent_ns = self._traced_since_ns = 0
@@ -101,7 +94,8 @@ class Sites:
             return
         self._collections += 1
         if tracing:
-            self._count(gc.get_objects(generation=0))
+            self._samples += 1
+            self._tally.add_made(gc.get_objects(generation=0), self._site)
             self._stop()
 
     def after(self, generation: int) -> None:
@@ -120,19 +114,6 @@ class Sites:
         if not tracemalloc.is_tracing():
             self._traced_since_ns = now_ns
             tracemalloc.start(1)
-
-    def _count(self, young: list[object]) -> None:
-        self._samples += 1
-        counts: dict[tuple[type, str, int], list[int]] = {}
-        site = self._site
-        for each in young:
-            file, line = site(each)
-            row = counts.setdefault((type(each), file, line), [0, 0])
-            row[0] += 1
-            row[1] += getsizeof(each)
-        for (kind, file, line), (n, size) in counts.items():
-            if not file.startswith(self._own):
-                self._tally.add((type_name(kind), file, line), n, size)
 
     def expire(self) -> None:
         """Drop a sample whose second collection does not come: small batches may decode without any collection."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from random import Random
-from sys import getsizeof
 from time import thread_time_ns
 
-from kvtune.plugin.probe.objects.sites import own_folder, site_reader
-from kvtune.plugin.probe.objects.tally import Tally, type_name
+from kvtune.plugin.probe.objects.sites import site_reader
+from kvtune.plugin.probe.objects.tally import Tally
 from kvtune.plugin.probe.phase import CULPRITS, Phase
 
 BUDGET = 0.08
@@ -26,7 +25,6 @@ class StepSites:
     def __init__(self, phase: Phase, *, budget: float = BUDGET) -> None:
         self._phase, self._budget = phase, budget
         self._site = site_reader()
-        self._own = own_folder()
         self._tally = Tally()
         self._dice = Random(1)
         self._samples = self._skip = self._spent_ns = self._since_ns = self._first_ns = 0
@@ -49,18 +47,8 @@ class StepSites:
         """Count the step's objects in generations 0 and 1; few can have moved to generation 2 within a step."""
         if not self._since_ns or not tracemalloc.is_tracing():
             return
-        counts: dict[tuple[type, str, int], list[int]] = {}
-        site = self._site
         for generation in (0, 1):
-            for each in gc.get_objects(generation=generation):
-                file, line = site(each)
-                if not file or file.startswith(self._own):
-                    continue
-                row = counts.setdefault((type(each), file, line), [0, 0])
-                row[0] += 1
-                row[1] += getsizeof(each)
-        for (kind, file, line), (n, size) in counts.items():
-            self._tally.add((type_name(kind), file, line), n, size)
+            self._tally.add_made(gc.get_objects(generation=generation), self._site, unknown=False)
         self._samples += 1
 
     def end(self) -> None:

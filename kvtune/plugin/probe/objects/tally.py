@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from sys import getsizeof
 from typing import TypedDict
 
 from kvtune.base.files import replacing
@@ -19,6 +20,9 @@ REPORTED = 60
 
 Key = tuple[str, str, int]
 """Type, file, line; file is "" if only the type is known."""
+
+OWN = str(Path(__file__).parents[1])
+"""The folder of the probe."""
 
 OTHER: Key = ("other", "", 0)
 
@@ -46,6 +50,23 @@ class Tally:
             row = self.rows.setdefault(key, [0, 0])
         row[0] += count
         row[1] += size_bytes
+
+    def add_made(
+        self, objects: Iterable[object], site: Callable[[object], tuple[str, int]], *, unknown: bool = True
+    ) -> None:
+        """Count objects by their type and the line that made them, without those that the probe's own code made.
+
+        `unknown`: also those of which nobody knows the line.
+        """
+        counts: dict[tuple[type, str, int], list[int]] = {}
+        for each in objects:
+            file, line = site(each)
+            row = counts.setdefault((type(each), file, line), [0, 0])
+            row[0] += 1
+            row[1] += getsizeof(each)
+        for (kind, file, line), (count, size) in counts.items():
+            if not file.startswith(OWN) and (file or unknown):
+                self.add((type_name(kind), file, line), count, size)
 
     def top(self, count: int = REPORTED) -> list[TallyRow]:
         """Return the most frequent rows; the last row, `other`, sums up the rest."""

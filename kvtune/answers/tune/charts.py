@@ -141,9 +141,9 @@ def _map(
     figures = base.mark_text(color="var(--ink)", tooltip=None).encode(text="text:N")
     rows = [(text_of(x), text_of(y), Cell(number(cells[x, y]), cells[x, y])) for x, y in order]
     heading = f"block_size {block}" if block is not None else " and ".join(pair)
-    at = f", at {pair[0]} {text_of(best[0])} and {pair[1]} {text_of(best[1])}" if best in cells else ""
+    where = f", at {pair[0]} {text_of(best[0])} and {pair[1]} {text_of(best[1])}" if best in cells else ""
     label = (
-        f"{title[:1].upper()}{title[1:]}: best {number(top)}{at}; from {number(min(cells.values()))} to "
+        f"{title[:1].upper()}{title[1:]}: best {number(top)}{where}; from {number(min(cells.values()))} to "
         f"{number(max(cells.values()))}; {equals} of {len(cells)} cells have the best figure."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")

@@ -77,7 +77,10 @@ class TrialsView:
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, text: str) -> None:
+        """Name what begins. A search that ended before its last trial has no more of them."""
         self._phase = text
+        if self._places.total() > self._others:
+            self._planned = dict.fromkeys(self._planned, 0)
         if not self._console.is_terminal:
             self._ticker.said()
             print(text, file=sys.stderr, flush=True)
@@ -104,8 +107,8 @@ class TrialsView:
     def _counted(self, noun: str = "") -> str:
         """Return `3 of 9`; `10` where there are more than were planned; engine runs that were not planned beside it."""
         total, done = sum(self._planned.values()), self._places.total() - self._others
-        counts = [f"{done} of {total}{noun}" if done <= total else f"{done}{noun}"] if total else []
-        if self._others or not total:
+        counts = [f"{done} of {total}{noun}" if done <= total else f"{done}{noun}"] if self._planned else []
+        if self._others or not counts:
             counts.append(f"{self._others} engine run{'' if self._others == 1 else 's'}")
         return " and ".join(counts)
 

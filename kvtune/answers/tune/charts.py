@@ -86,7 +86,9 @@ def maps_section(
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
         framed = best.settings if best is not None and best.settings.get("block_size") == block else {}
         charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, objective, ends, framed))
-    lead = "The best trial in each cell: other knobs are at whatever value was best there. A frame: the best setting."
+    lead = "The best trial in each cell: other knobs are at whatever value was best there."
+    if best is not None and best.settings.keys() >= set(pair):
+        lead += " A frame: the best setting."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
     return Section("maps", "Two knobs together", lead, draw=lambda: charts, beside=True, page_only=True)

@@ -35,6 +35,8 @@ def main(url: str, mended: bool) -> None:
             json={"model": "shop", "messages": messages, "max_tokens": 16},
             timeout=60,
         )
+        if reply.status_code == 502:
+            sys.exit(f"{url}: the server behind it does not answer yet")
         usage = reply.raise_for_status().json()["usage"]
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
         print(f"{question:<26}{usage['prompt_tokens']:>6} tokens{cached:>6} cached")

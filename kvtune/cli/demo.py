@@ -44,7 +44,7 @@ def demo(query: DemoQuery, lab: Lab) -> int:
     print(f"$ {command('tap', 'http://localhost:8000', '--with-text', '-o', log)}")
     print(read_regular(SHIPPED / LINES, 1 << 20).decode().rstrip())
     _step(
-        "2. Which text is it, and how is the prompt mended?",
+        "2. Which text is it, and how is the prompt mended? By its text alone, so counts are bytes.",
         "explain-log",
         log,
         "--text-only",

@@ -50,7 +50,7 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     from kvtune.answers.diff.document import document
     from kvtune.answers.diff.environments import environment, place
     from kvtune.answers.diff.replays import replayed
-    from kvtune.answers.diff.result import same
+    from kvtune.answers.diff.result import Diff
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
     from kvtune.lab.setup.platform import engines
@@ -65,7 +65,7 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     platform = query.platform or _own_gpu()
     device = engines(platform).title
     if (version := place(query.old)) == place(query.new):
-        answer = same(version, device)
+        answer = Diff(old=version, new=version, device=device)
         print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
         return 0
     environments = [environment(named, begin) for named in (query.old, query.new)]

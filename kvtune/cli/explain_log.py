@@ -47,7 +47,9 @@ class ExplainLogQuery(Query):
     with_text: Annotated[options.WithText, *PASSED] = False
     fail_on: str = option("", "CONDITION")("""Exit with 1 where this holds, e.g. 'diverged > 5 %' of all
         prompt tokens.""")
-    mended: Path | None = option(None, "FILE")("Write the mended log, as token ids.")
+    mended: Path | None = option(None, "FILE", parser=options.new_log_path)(
+        "Write the mended log, as token ids."
+    )
     tries: Annotated[options.Tries, When("how many other settings are replayed", REPLAYED)] = 4
     core: Annotated[options.Core, When("the core that is replayed", REPLAYED)] = "kvtune"
     platform: Annotated[options.LikeDevice, When("the device that is replayed", REPLAYED)] = None

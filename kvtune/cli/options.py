@@ -56,6 +56,10 @@ def new_page_path(text: str) -> Path:
     return _fitting(text, ".html", "a page", "give NAME.html")
 
 
+def new_log_path(text: str) -> Path:
+    return _fitting(text, ".jsonl", "a log", "give NAME.jsonl")
+
+
 def new_export_path(text: str) -> Path:
     return _fitting(text, ".json", "a trace, or a folder of CSV", "give NAME.json, or FOLDER")
 

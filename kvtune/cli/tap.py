@@ -17,7 +17,9 @@ class TapQuery(Query):
     url: options.Url
     listen: str = option("127.0.0.1:8001", "ADDRESS")("""Where clients send their requests: PORT, or
         ADDRESS:PORT. Whoever reaches an address that is not this machine's own can use the server.""")
-    log: Path | None = option(None, "-o,--log FILE", When("for a log", no_log=False))("""The log of the
+    log: Path | None = option(
+        None, "-o,--log FILE", When("for a log", no_log=False), parser=options.new_log_path
+    )("""The log of the
         requests: a new file, or a log of kvtune to add to. Default: tap-TIME.jsonl in the output folder.""")
     no_log: bool = option(False)("Write no log.")
     with_text: bool = option(False, *SHOWN)("Write the requests' text to the log, too, not only token ids.")

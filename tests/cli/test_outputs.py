@@ -105,6 +105,7 @@ def test_the_live_views_snapshot_overwrites_nothing(tmp_path: Path, monkeypatch:
         (["report", "{run}"], "b.kvrun", "a page"),
         (["explain", "{run}", "--page"], "b.jsonl", "a page"),
         (["export", "--csv", "{run}"], "b.kvrun", "a trace, or a folder"),
+        (["tap", "http://127.0.0.1:1"], "a.kvrun", "a log"),
         (["record", "http://127.0.0.1:1"], "a.html", "a run file"),
     ],
 )

@@ -151,6 +151,11 @@ def test_only_what_is_planned_is_counted_down(
         "3 of 3 trials and 3 engine runs done | ",
         "3 of 3 trials and 4 engine runs done | ",
     ]
+    view = TrialsView({"sim": 3}, OBJECTIVES["hit-rate"])
+    view.phase("searching in simulation")
+    view(Trial(number=0, settings={}, on="sim"))
+    view.phase("finalists on the engine")
+    assert view._done().startswith("1 trials done, ") and "left" not in view._done()
     both = TrialsView({"sim": 2, "engine": 2}, OBJECTIVES["hit-rate"])
     for number, (on, seconds) in enumerate([("sim", 10), ("sim", 10), ("engine", 100)]):
         now[0] += seconds

@@ -42,8 +42,7 @@ def refuse_unanswered(old: Answers, new: Answers) -> None:
         return
     model = next(iter(old.models))
     why = "; ".join(_missed(old.models[model], new.models[model]))
-    others = f", and no answer for {len(old.models) - 1} others" if len(old.models) > 1 else ""
-    raise UsageError(f"{model}: {why}{others}", "name a model that one of the versions takes")
+    raise UsageError(f"{model}: {why}", "name a model that one of the versions takes")
 
 
 def _missed(old: OfVersion | ModelReply, new: OfVersion | ModelReply) -> list[str]:

@@ -82,7 +82,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """`old`, `new`: the versions. `missed`: what one of them could not be asked, whatever the model.
+    """`old`, `new`: the versions; no `models`: they are one, and nobody was asked. `missed`: what one of them could
+    not be asked, whatever the model.
 
     `defaults`: of flags, and what vLLM resolves for each model. `broken`: limits of --fail-on that are met.
     """
@@ -91,14 +92,9 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     old: str
     new: str
     device: str
-    missed: list[str]
-    models: list[OfModel]
-    defaults: list[Moved]
-    names: list[Names]
+    missed: list[str] = []
+    models: list[OfModel] = []
+    defaults: list[Moved] = []
+    names: list[Names] = []
     load: Load | None = None
     broken: list[str] = []
-
-
-def same(version: str, device: str) -> Diff:
-    """Return the answer for one vLLM of two names, which nobody has to ask."""
-    return Diff(old=version, new=version, device=device, missed=[], models=[], defaults=[], names=[])

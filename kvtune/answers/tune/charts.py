@@ -86,7 +86,9 @@ def maps_section(
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
         framed = best.settings if best is not None and best.settings.get("block_size") == block else {}
         charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, objective, ends, framed))
-    lead = "The best trial in each cell: other knobs are at whatever value was best there. A frame: the best setting."
+    lead = "The best trial in each cell: other knobs are at whatever value was best there."
+    if best is not None and best.settings.keys() >= set(pair):
+        lead += " A frame: the best setting."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
     return Section("maps", "Two knobs together", lead, draw=lambda: charts, beside=True, page_only=True)
@@ -141,9 +143,9 @@ def _map(
     figures = base.mark_text(color="var(--ink)", tooltip=None).encode(text="text:N")
     rows = [(text_of(x), text_of(y), Cell(number(cells[x, y]), cells[x, y])) for x, y in order]
     heading = f"block_size {block}" if block is not None else " and ".join(pair)
-    at = f", at {pair[0]} {text_of(best[0])} and {pair[1]} {text_of(best[1])}" if best in cells else ""
+    where = f", at {pair[0]} {text_of(best[0])} and {pair[1]} {text_of(best[1])}" if best in cells else ""
     label = (
-        f"{title[:1].upper()}{title[1:]}: best {number(top)}{at}; from {number(min(cells.values()))} to "
+        f"{title[:1].upper()}{title[1:]}: best {number(top)}{where}; from {number(min(cells.values()))} to "
         f"{number(max(cells.values()))}; {equals} of {len(cells)} cells have the best figure."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")

@@ -78,36 +78,19 @@ def _timed(trial: Trial) -> bool:
     return bool((trial.summary.get("ttft_ms") or {}).get("mean"))
 
 
-def banners(study: StudyView) -> list[Banner]:
-    places = {t.on for t in study.result.trials}
-    made = []
+def banners(study: StudyView) -> Iterator[Banner]:
+    trials = study.result.trials
+    places = {t.on for t in trials}
     if places == {"sim"}:
-        words = (
-            "times are predictions"
-            if any(map(_timed, study.result.trials))
-            else f"there are no times ({NOMINAL})"
-        )
-        made.append(Banner("info", "Simulated.", f"No engine ran: hits are those of replays, {words}."))
+        times = "times are predictions" if any(map(_timed, trials)) else f"there are no times ({NOMINAL})"
+        yield Banner("info", "Simulated.", f"No engine ran: hits are those of replays, {times}.")
     elif "sim" in places:
-        made.append(
-            Banner(
-                "info",
-                "Partly simulated.",
-                "Trials marked sim ran without an engine: their times are predictions.",
-            )
-        )
-    failed = sum(t.state == "failed" for t in study.result.trials)
-    if failed and failed == len(study.result.trials):
-        made.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
-    elif failed:
-        made.append(
-            Banner(
-                "warn",
-                f"{count(failed)} trial{'s' if failed > 1 else ''} failed.",
-                "The table of trials says why.",
-            )
-        )
-    return made
+        words = "Trials marked sim ran without an engine: their times are predictions."
+        yield Banner("info", "Partly simulated.", words)
+    if failed := sum(t.state == "failed" for t in trials):
+        every, some = failed == len(trials), f"{count(failed)} trial{'s' if failed > 1 else ''} failed."
+        title = "Every trial failed." if every else some
+        yield Banner("bad" if every else "warn", title, "The table of trials says why.")
 
 
 def _all_trials(study: StudyView) -> list[Trial]:
@@ -171,8 +154,9 @@ def words(study: StudyView) -> tuple[str, str, str]:
             f"{quantity_of(stock, objective)} with stock, {where}."
         )
     if study.tied > 1:
-        tried = len({str(t.settings) for t in study.result.trials if t.on == "sim"})
-        result += f" {study.tied} of {tried} settings tie: this one changes the fewest defaults."
+        tried = sum(t.on == "sim" and t.role == "trial" for t in study.result.trials)
+        which = ": this one changes the fewest defaults" if verdict.winner else ""
+        result += f" {study.tied} of {tried} settings tie{which}."
     if study.why:
         result += f" {_capitalized(study.why)}."
     if study.result.recipe and isinstance(setup.device, Timed):

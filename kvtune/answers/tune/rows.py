@@ -147,19 +147,10 @@ def _table(
     columns: list[tuple[Column, Setting]] = [(Column("trial", folds=True, least=14), partial(_name, best))]
     if len({trial.on for trial in trials}) > 1:
         columns.append((Column("on", right=False), lambda row: Cell(row.first.on)))
-    figures: dict[str, tuple[Column, Setting]] = {
-        name: (
-            Column(
-                shown_as(name).head_with_unit,
-                rank=0 if name == objective else RANKS.get(name, 3 * (name not in MAIN)),
-            ),
-            partial(_figure, name),
-        )
-        for name in (objective, *names)
-    }
-    columns.append(figures.pop(objective))
+    columns.append(_figure_column(objective, 0))
     columns += [(Column(head, right=False, folds=True), setting) for head, setting in settings.items()]
-    columns += figures.values()
+    others = [name for name in names if name != objective]
+    columns += [_figure_column(name, RANKS.get(name, 3 * (name not in MAIN))) for name in others]
     if any(trial.state != "complete" for trial in trials):
         state = Column("state", right=False, folds=True, least=12)
         columns.append((state, lambda row: Cell(row.first.why or row.first.state)))
@@ -169,6 +160,10 @@ def _table(
 def _name(best: int | None, row: Row) -> Cell:
     number = float(row.first.number)
     return Cell(f"{row.name} (best)", number, "best") if row.first.number == best else Cell(row.name, number)
+
+
+def _figure_column(objective: str, rank: int) -> tuple[Column, Setting]:
+    return Column(shown_as(objective).head_with_unit, rank=rank), partial(_figure, objective)
 
 
 def _figure(objective: str, row: Row) -> Cell:

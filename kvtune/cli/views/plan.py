@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -61,18 +62,22 @@ def engine_plan(
     `fewest`: of an unknown number of runs, at most `runs`. `source`: engine, or host: a simulated device.
     """
     durations = known_durations(folder, model, workload.hash, source)
-    numbers = (min(fewest or runs, runs), runs)
-    many = span(*map(str, numbers))
+
+    def all_of(each: Callable[[int], str]) -> str:
+        return span(each(min(fewest or runs, runs)), each(runs))
+
+    many = all_of(str)
     what = (
         f"{many} engine run{'s' if runs > 1 else ''} of {workload.name} "
         f"({count(len(workload.requests))} requests), {many} engine start{'s' if runs > 1 else ''}"
     )
     if (run_s := durations.run_s) is not None:
-        time = span(*(minutes(number * run_s) for number in numbers))
+        time = all_of(lambda number: minutes(number * run_s))
         return f"{what}; about {time}: a run of this load takes {run_s:.0f} s here"
     if (start_s := durations.start_s) is not None:
-        time = span(*(minutes(number * start_s) for number in numbers))
-        starts = f"the start{'s' if runs > 1 else ''} about {time}"
+        starts = (
+            f"the start{'s' if runs > 1 else ''} about {all_of(lambda number: minutes(number * start_s))}"
+        )
         return f"{what}; {starts}, and the load, which was not measured here yet"
     return f"{what}; how long is not known: nothing was measured here yet"
 

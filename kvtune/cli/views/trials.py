@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -37,7 +39,8 @@ class TrialsView:
     def __init__(self, planned: Mapping[Place, int], objective: Objective) -> None:
         self._planned, self._by = {place: number for place, number in planned.items() if number}, objective
         self._trials: list[Trial] = []
-        self._took_s: dict[Place, float] = {}
+        self._places: Counter[Place] = Counter()
+        self._took_s: defaultdict[Place, float] = defaultdict(float)
         self._console = console(stderr=True)
         self._phase = "starting"
         self._began = self._last = monotonic()
@@ -62,9 +65,9 @@ class TrialsView:
 
     def __call__(self, trial: Trial) -> None:
         self._trials.append(trial)
-        now = monotonic()
-        self._took_s[trial.on] = self._took_s.get(trial.on, 0.0) + now - self._last
-        self._last = now
+        self._places[trial.on] += 1
+        before, self._last = self._last, monotonic()
+        self._took_s[trial.on] += self._last - before
         if not self._console.is_terminal:
             self._ticker.said()
             name = "stock (baseline) on" if trial.role == "baseline" else f"trial {trial.number} on"
@@ -74,40 +77,39 @@ class TrialsView:
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, text: str) -> None:
+        """Name what begins. A search that ended before its last trial has no more of them."""
         self._phase = text
+        if self._places.total() > self._others:
+            self._planned = dict.fromkeys(self._planned, 0)
         if not self._console.is_terminal:
             self._ticker.said()
             print(text, file=sys.stderr, flush=True)
 
     def _done(self) -> str:
         """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s so far, about 24 s left`."""
-        left_s = self._left_s()
-        left = f", about {minutes(left_s)} left" if left_s else ""
-        if left and any(trial.on not in self._planned for trial in self._trials):
+        left_s = sum(map(self._left_s, self._planned))
+        left = f", about {minutes(left_s)} left" if left_s > 0 else ""
+        if left and self._others:
             left += " of the replays"
-        return (
-            f"{self._counted('trial')} done, {self._phase}, {minutes(monotonic() - self._began)} so far{left}"
-        )
+        took = minutes(monotonic() - self._began)
+        return f"{self._counted(' trials')} done, {self._phase}, {took} so far{left}"
 
-    def _left_s(self) -> float:
-        """Return the time of the planned trials that have not run; 0 if nothing tells it."""
-        left_s = 0.0
-        for place, number in self._planned.items():
-            done = sum(trial.on == place for trial in self._trials)
-            if number > done == 0:
-                return 0.0
-            left_s += self._took_s.get(place, 0.0) / max(1, done) * max(0, number - done)
-        return left_s
+    def _left_s(self, place: Place) -> float:
+        """Return the time of the planned trials that have not run; NaN before the first."""
+        done = self._places[place]
+        left = max(0, self._planned[place] - done)
+        return left * (self._took_s[place] / done if done else nan) if left else 0.0
+
+    @property
+    def _others(self) -> int:
+        return sum(number for place, number in self._places.items() if place not in self._planned)
 
     def _counted(self, noun: str = "") -> str:
         """Return `3 of 9`; `10` where there are more than were planned; engine runs that were not planned beside it."""
-        done, total = sum(trial.on in self._planned for trial in self._trials), sum(self._planned.values())
-        runs = len(self._trials) - done
-        counts = [f"{done} of {total}" if done <= total else str(done)] if self._planned else []
-        if counts and noun:
-            counts[0] += f" {noun}s"
-        if runs or not counts:
-            counts.append(f"{runs} engine run{'' if runs == 1 else 's'}")
+        total, done = sum(self._planned.values()), self._places.total() - self._others
+        counts = [f"{done} of {total}{noun}" if done <= total else f"{done}{noun}"] if self._planned else []
+        if self._others or not counts:
+            counts.append(f"{self._others} engine run{'' if self._others == 1 else 's'}")
         return " and ".join(counts)
 
     def _drawn(self) -> RenderableType:

@@ -173,11 +173,11 @@ UNEVEN, ENOUGH = 1.5, 10
 
 def uneven(servers: Sequence[ServerShare]) -> str:
     """Return how uneven a router divided the prompt tokens, after its hits; "" if it did not."""
-    asked, whole = [server.query_tokens for server in servers], sum(server.query_tokens for server in servers)
+    asked = sorted(server.query_tokens for server in servers)
     few = sum(server.requests for server in servers) < ENOUGH * len(servers)
-    if few or max(asked) * len(asked) < UNEVEN * whole:
+    if few or asked[-1] * len(asked) < UNEVEN * sum(asked):
         return ""
-    shares = [percent(tokens, whole, 0) for tokens in sorted(asked)]
+    shares = [percent(tokens, sum(asked), 0) for tokens in asked]
     shown = ", ".join(shares) if len(shares) <= 4 else f"{shares[0]} to {shares[-1]}"
     return f"; uneven: the servers got {shown} of the prompt tokens"
 

@@ -48,7 +48,6 @@ FEWEST = 3
 applications, may begin with the same question."""
 AKIN = 0.5
 """Least share of three words in a row that the system texts of one application have in common."""
-SYSTEM = ("system", "developer")
 MOST_PIECES = 3
 """Edits of no kind by which another session's prompt may differ, such as a form that is filled."""
 UNTOLD = ("other", "line_added", "line_removed")
@@ -370,12 +369,19 @@ def _akin(old: str, new: str) -> bool:
     return old == new or 2 * (was & now).total() > AKIN * (was.total() + now.total())
 
 
+def _turns(request: Request) -> list[Any]:
+    messages = request.body.get("messages", request.body.get("input"))
+    return messages if isinstance(messages, list) else [messages] * (messages is not None)
+
+
+def _is_system(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") in ("system", "developer")
+
+
 def _system(request: Request) -> str:
     """Return the beginning of what the system says in a request, values aside."""
-    messages = request.body.get("messages", request.body.get("input"))
-    said = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
     texts = [request.body.get("system"), request.body.get("instructions")]
-    texts += [one.get("content") for one in said if one.get("role") in SYSTEM]
+    texts += [message.get("content") for message in _turns(request) if _is_system(message)]
     words = (text if isinstance(text, str) else json.dumps(_unmarked(text)) for text in texts if text)
     return masked(" ".join(words)[:JUDGED])
 
@@ -387,17 +393,12 @@ def _under(name: bytes, system: str) -> bytes:
 def _messages(request: Request) -> list[bytes]:
     """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
     whose = " ".join(_client(request))
-    messages = request.body.get("messages", request.body.get("input"))
-    if messages is None:
+    if not (turns := _turns(request)):
         return [_hashed(whose.encode(errors="replace") + packed(request.row.prompt))]
-    if not isinstance(messages, list):
-        messages = [messages]
-    kept = [
-        message for message in messages if not isinstance(message, dict) or message.get("role") not in SYSTEM
-    ]
     return [
         _hashed(f"{whose} {json.dumps(_unmarked(message), sort_keys=True)}".encode(errors="replace"))
-        for message in kept
+        for message in turns
+        if not _is_system(message)
     ]
 
 

@@ -56,9 +56,9 @@ def test_a_census_without_a_collection_says_why_and_what_to_run(core: str) -> No
     none = {name: column[:0] for name, column in run.tables["gc"].items()}
     silent = dataclasses.replace(run, tables={**run.tables, "gc": none})
     drawn = culprits.section(RunAnalysis(silent))
-    assert drawn is not None and "0 collections came" in drawn.lead
-    said = [line for _, line in drawn.asked]
-    assert all("--probe types" in line for line in said) and "-w seed-decode-short" in said[-1]
-    assert [line for line in said if "--core stock" in line] == (said[:1] if core == "kvtune" else said)
+    assert drawn is not None and "0 collections came" in drawn.lead and "-w seed-decode-short" in drawn.lead
+    ((_, line),) = drawn.asked
+    assert "--probe types" in line and "--core stock" in line
+    assert ("kvtune's core" in drawn.lead) is (core == "kvtune")
     off = replace_header(silent, probe=ProbeInfo(level="light"))
     assert culprits.section(RunAnalysis(off)) is None

@@ -43,19 +43,23 @@ class Load:
 
 @dataclass(frozen=True)
 class Truth:
-    """Shares of a time, by the witness. `waited`: requests were left waiting; `held`: of that time, by each case."""
+    """Shares of a time, by the witness. `waited`: requests were left waiting; `held`: of that time, by each case.
+
+    `inside`: of the time of clients that ask again at once, what their requests were in the scheduler.
+    """
 
     empty: float
     waited: float
     held: dict[str, float]
     preempted: int
     device: float
+    inside: float = 1.0
 
     def holds(self, regime: str) -> bool:
         if regime == "idle":
             return self.empty > 0.5
         if regime == "host-bound":
-            return self.device < 0.5
+            return self.device < 0.5 or self.inside <= 0.5
         if regime == "pool-bound":
             return self.preempted > 0 or self._most("pool")
         if regime == "seat-bound":

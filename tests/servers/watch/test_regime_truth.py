@@ -47,7 +47,7 @@ TEXT = Engine(64, 4096, 1200, longest=16384)
 TWO_FIT = Engine(64, 2048, 140)
 SLOW = Engine(64, 2048, 1200, step_us=0.0, token_us=8000.0)
 EDGES = [
-    (TEXT, [Load(12, 0, 1, words=2400)]),
+    (TEXT, [Load(12, 0, 1, words=2400), Load(6, 0, 2, words=1600)]),
     (TWO_FIT, [Load(20, 1500, 200)]),
     (replace(TWO_FIT, told=False), [Load(20, 1500, 200)]),
     (SLOW, [Load(12, 1900, 1, warm_s=19.0)]),
@@ -168,7 +168,7 @@ def sending(base: str, load: Load, seed: int) -> Iterator[None]:
 
 
 def truth_of(witness: Path, engine: Engine, load: Load, first: float, last: float) -> Truth:
-    empty = waited = device = 0.0
+    empty = waited = device = asked = 0.0
     held: dict[str, float] = {}
     preempted = 0
     at, requests, why, ran = first, 0, list[str](), 0.0
@@ -178,6 +178,7 @@ def truth_of(witness: Path, engine: Engine, load: Load, first: float, last: floa
         if end > begin:
             empty += (end - begin) * (requests == 0)
             waited += (end - begin) * bool(why)
+            asked += (end - begin) * requests
             for case in why:
                 held[case] = held.get(case, 0.0) + end - begin
         inside = first <= then <= last
@@ -192,12 +193,11 @@ def truth_of(witness: Path, engine: Engine, load: Load, first: float, last: floa
     if last > at:
         empty += (last - max(at, first)) * (requests == 0)
     whole = last - first
-    always_asked = (
-        load.clients and not load.pause_s
-    )  # the scheduler does not see what an API server still reads
-    busy = whole if always_asked else max(whole - empty, 1e-9)
+    busy = max(whole - empty, 1e-9)
+    # The scheduler does not see what an API server still reads.
+    share = asked / (whole * load.clients) if load.clients and not load.pause_s else 1.0
     shares = {case: seconds / waited for case, seconds in held.items()} if waited else {}
-    return Truth(empty / whole, waited / whole, shares, preempted, min(1.0, device / busy))
+    return Truth(empty / whole, waited / whole, shares, preempted, min(1.0, device / busy), share)
 
 
 def watched(base: str) -> tuple[Finding, Limits, list[tuple[float, str]]]:
@@ -259,4 +259,4 @@ def test_a_named_regime_is_true_or_it_cannot_tell(tmp_path: Path) -> None:
 
 def test_the_edges_of_the_regimes_are_told(tmp_path: Path) -> None:
     found = [each.found for each in try_all(tmp_path, "edges", EDGES)]
-    assert found == ["host-bound", "pool-bound", "pool-bound", "cannot tell"]
+    assert found == ["host-bound", "host-bound", "pool-bound", "pool-bound", "cannot tell"]

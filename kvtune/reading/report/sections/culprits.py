@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from kvtune.base.units import count, percent, size
-from kvtune.data.run.types import Run
 from kvtune.data.show.parts import Grid, Section, cell, grid, grid_of
 from kvtune.data.show.terminal import Column
-from kvtune.reading.analysis.again import of_run, profile_line
+from kvtune.reading.analysis.again import profile_line
 from kvtune.reading.analysis.culprits import Culprit
 from kvtune.reading.analysis.processes import process_title
 from kvtune.reading.analysis.run import RunAnalysis
@@ -34,7 +32,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         for key, collector in analysis.collectors.items()
         if collector.triggers
     ]
-    level = analysis.run.header.probe.level
+    level, core = analysis.run.header.probe.level, analysis.run.header.core.name
     asked = level in TITLES and analysis.run.header.source != "sim"
     if not sampled and not begun and not asked:
         return None
@@ -43,25 +41,20 @@ def section(analysis: RunAnalysis) -> Section | None:
         lead = "The lines in which collections began. `--probe sites` shows which objects caused them."
     if not sampled and asked:
         came = sum(sum(collector.collections) for collector in analysis.collectors.values())
-        lead = (
-            f"No objects were counted: {count(came)} collections came in all processes, too few for a sample."
+        lead = f"No objects were counted: {count(came)} collections came in all processes, too few for a sample. "
+        lead += "A load of long answers has more (`-w seed-decode-short`)"
+        lead += (
+            "." if core == "stock" else "; kvtune's core leaves the collector little to do, stock vLLM more:"
         )
     return Section(
         "culprits",
         "What causes collections",
         lead,
         tables=(*sampled.values(), *begun),
-        commands=tuple(_more(analysis.run)) if asked and not sampled else (),
+        commands=(profile_line(analysis.run, "--probe", level, core="stock"),)
+        if asked and not sampled
+        else (),
     )
-
-
-def _more(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what brings more collections, and its command."""
-    if run.header.core.name != "stock":
-        what = "kvtune's core leaves the collector little to do: stock vLLM's collections show what it saves"
-        yield what, profile_line(run, "--probe", run.header.probe.level, core="stock")
-    longer = replace(of_run(run), spec="seed-decode-short").line("profile", "--probe", run.header.probe.level)
-    yield "Long answers bring more", longer
 
 
 def _split(line: str) -> tuple[str, int]:

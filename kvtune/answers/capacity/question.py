@@ -25,7 +25,7 @@ from kvtune.answers.capacity.result import (
     PoolTold,
     Remedy,
 )
-from kvtune.answers.capacity.search import FEW, MET, STILL, Searches
+from kvtune.answers.capacity.search import ENOUGH_SEEDS, FEW, MET, Searches
 from kvtune.answers.changes import Change, serving
 from kvtune.base.errors import KvtuneError
 from kvtune.base.units import percent
@@ -205,9 +205,7 @@ class _Account:
                 self._waiting = self._choose(sessions)
             if self._waiting:
                 return self._waiting.pop()
-            while len(begun) < bench.pace.at_once and (
-                pair := searches.next(further=self._has_time(searches))
-            ):
+            while len(begun) < bench.pace.at_once and (pair := searches.next(further=self._fits(searches))):
                 task = Task(*pair, setup)
                 if task not in made:
                     begun.append(task)
@@ -223,7 +221,7 @@ class _Account:
         for task, _ in self._base:
             if task.seed < searches.seeds:
                 take(task)
-        self._following = lambda: self._expected(searches, searches.left(self._has_time(searches)))
+        self._following = lambda: self._expected(searches, self._left(searches))
         bench.run(wanted, ended)
         return searches
 
@@ -241,12 +239,17 @@ class _Account:
         works = [task.work(self._bench.window) for task in reversed(waiting)]
         return works + [Task(sessions, SEED, self._of.setup).work(self._bench.window)] * further
 
-    def _has_time(self, searches: Searches) -> bool:
-        """Whether one more seed fits the minute, in which what was made before counts as if it was made now."""
+    def _fits(self, searches: Searches, further: int = 1) -> bool:
+        """Whether as many replays more fit the minute, in which what was made before counts as if it was made now."""
         pace = self._bench.pace
-        left_s = pace.left_s(self._expected(searches, 1))
+        left_s = pace.left_s(self._expected(searches, further))
         spent_s = pace.clock.now() - self._began_s + pace.saved_s / pace.at_once
         return left_s is not None and spent_s + left_s <= MINUTE_S
+
+    def _left(self, searches: Searches) -> int:
+        """Return about how many replays of the search follow: those that fit the minute, and the least in any case."""
+        least, most = searches.left(further=False), searches.left(further=True)
+        return next((count for count in range(most, least, -1) if self._fits(searches, count)), least)
 
     def _say(self, least_s: float = EVERY_S) -> None:
         """Say how many replays there are, and for how long as soon as one has told it."""
@@ -355,7 +358,7 @@ class _Account:
             yield CannotSay(what="where the device is full, to a session", why=why, next=step)
         if kept is not None and kept.range.high > kept.most:
             yield CannotSay(what="the largest number", why=f"over {kept.most}", next="--sessions N")
-        elif kept is not None and kept.still < STILL:
+        elif kept is not None and len(kept.numbers) < ENOUGH_SEEDS:
             why = f"{len(kept.numbers)} seeds were replayed, and more do not fit a minute"
             yield CannotSay(what="the range to a session", why=why, next=f"--seeds {4 * self._of.seeds}")
         if max(seed.requests for _, seed in self._base) < FEW:

@@ -325,6 +325,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return sizes if sizes and all(sizes) else [self.block_size]
 
     @property
+    def hit_unit(self) -> int:
+        """Hits end at multiples of this many tokens; 0: not known."""
+        return int(self.settings.get("hit_alignment_tokens") or self.block_size)
+
+    @property
     def pool_tokens(self) -> int:
         """The tokens of prompts that the pool holds if each group keeps all of them."""
         sizes = self.block_sizes

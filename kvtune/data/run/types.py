@@ -327,7 +327,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hit_unit(self) -> int:
         """Hits end at multiples of this many tokens; 0: not known."""
-        return int(self.settings.get("hit_alignment_tokens") or self.block_size)
+        unit = self.settings.get("hit_alignment_tokens")
+        return unit if isinstance(unit, int) and unit > 0 else self.block_size
 
     @property
     def pool_tokens(self) -> int:

@@ -105,12 +105,13 @@ class SavedReplays:
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path) if entry.name != "__pycache__" else ()
-        else:
-            about = entry.stat()
-            yield entry.path, about.st_size, about.st_mtime_ns
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path) if entry.name != "__pycache__" else ()
+            else:
+                about = entry.stat()
+                yield entry.path, about.st_size, about.st_mtime_ns
 
 
 def _model(model: str) -> list[tuple[str, bytes | tuple[int, int]]]:

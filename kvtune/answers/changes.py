@@ -224,7 +224,7 @@ def situation(
     return Situation(
         setup,
         engine.num_blocks,
-        int(engine.settings.get("hit_alignment_tokens") or engine.block_size or 16),
+        engine.hit_unit or 16,
         None if retention is None else int(retention),
         max((int(group.get("sliding_window") or 0) for group in engine.groups), default=0),
         has_states(engine),

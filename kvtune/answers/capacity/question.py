@@ -8,8 +8,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from kvtune.answers.capacity.remedies import against_preemptions, doubtful, options
-from kvtune.answers.capacity.replays import Bench, Engine, Seed, Task, Window
+from kvtune.answers.capacity.replays import Bench, Seed, Task, Window
 from kvtune.answers.capacity.replicas import Fleets, needed
 from kvtune.answers.capacity.result import (
     Answer,
@@ -25,9 +24,9 @@ from kvtune.answers.capacity.result import (
     PoolTold,
     Remedy,
 )
-from kvtune.answers.capacity.search import FEW, MET, STILL, Searches
-from kvtune.answers.changes import Change, serving
-from kvtune.base.errors import KvtuneError
+from kvtune.answers.capacity.search import ENOUGH_SEEDS, FEW, MET, Searches
+from kvtune.answers.changes import PREEMPTED, Change, changed_flags, changes, serving, situation
+from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import percent
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.build import uncollected
@@ -53,8 +52,8 @@ EVERY_S = 10.0
 """How long it takes is said again after this."""
 FULL = 0.5
 """A device is full where a prompt waits for its turn in more than this share of the time."""
-WAITS = 0.1
-"""Where prompts wait for a smaller share of the time, how steps are filled is not tried."""
+WAITS, AT_ONCE = 0.1, {"max-num-batched-tokens", "max-num-seqs"}
+"""Where prompts wait for a smaller share of the time, these flags are not tried: they fill steps otherwise."""
 ALL = 0.999
 """Where this share of the hits is kept, a larger cache brings nothing."""
 TWICE = 0.001
@@ -109,13 +108,15 @@ class _Account:
         self._began_s = self._told_s = self._bench.pace.clock.now()
         self._bench.slo = question.slo
         self._info = self._bench.engine(question.setup)
-        self._engine = Engine.of(self._info)
-        self._bench.unit = self._engine.unit
+        if not self._info.num_blocks or not self._info.block_size:
+            raise UsageError("the engine has no KV cache", "capacity is about the hits of a KV cache")
+        self._pool = max(1, self._info.pool_tokens)
+        self._bench.unit = self._info.hit_unit
         self._load = self._fitting_load()
         if not has_key(question.spec, "hours"):
-            hours = min(hours, hours_of(self._load, self._engine.pool))
+            hours = min(hours, hours_of(self._load, self._pool))
         self._bench.hours, self._bench.window = hours, window_of(hours)
-        self._contexts = self._engine.pool / prompt_mean(self._load)
+        self._contexts = self._pool / prompt_mean(self._load)
         self._following: Callable[[], list[float]] = list
         """The work of the replays that are expected to follow those that run."""
         self._waiting: list[Task] = []
@@ -126,7 +127,7 @@ class _Account:
 
     def _fitting_load(self) -> Load:
         """Read the sessions, each up to its first request that the engine cannot take."""
-        longest = min(self._info.max_model_len, self._engine.pool)
+        longest = min(self._info.max_model_len, self._pool)
         given = int(parsed(self._of.spec, 0)[1]["longest"])
         longest = min(longest, given) if given else longest
         self._bench.spec = with_keys(self._of.spec, longest=longest)
@@ -159,7 +160,7 @@ class _Account:
             engine=msgspec.convert(self._info, EngineTold, from_attributes=True),
             pool=PoolTold(
                 blocks=self._info.num_blocks,
-                tokens=self._engine.pool,
+                tokens=self._pool,
                 bytes=self._info.pool_bytes,
                 block_tokens=self._info.block_size,
                 assumes=self._info.origins.get("num_blocks", ""),
@@ -205,9 +206,7 @@ class _Account:
                 self._waiting = self._choose(sessions)
             if self._waiting:
                 return self._waiting.pop()
-            while len(begun) < bench.pace.at_once and (
-                pair := searches.next(further=self._has_time(searches))
-            ):
+            while len(begun) < bench.pace.at_once and (pair := searches.next(further=self._fits(searches))):
                 task = Task(*pair, setup)
                 if task not in made:
                     begun.append(task)
@@ -223,7 +222,7 @@ class _Account:
         for task, _ in self._base:
             if task.seed < searches.seeds:
                 take(task)
-        self._following = lambda: self._expected(searches, searches.left(self._has_time(searches)))
+        self._following = lambda: self._expected(searches, self._left(searches))
         bench.run(wanted, ended)
         return searches
 
@@ -241,12 +240,17 @@ class _Account:
         works = [task.work(self._bench.window) for task in reversed(waiting)]
         return works + [Task(sessions, SEED, self._of.setup).work(self._bench.window)] * further
 
-    def _has_time(self, searches: Searches) -> bool:
-        """Whether one more seed fits the minute, in which what was made before counts as if it was made now."""
+    def _fits(self, searches: Searches, further: int = 1) -> bool:
+        """Whether as many replays more fit the minute, in which what was made before counts as if it was made now."""
         pace = self._bench.pace
-        left_s = pace.left_s(self._expected(searches, 1))
+        left_s = pace.left_s(self._expected(searches, further))
         spent_s = pace.clock.now() - self._began_s + pace.saved_s / pace.at_once
         return left_s is not None and spent_s + left_s <= MINUTE_S
+
+    def _left(self, searches: Searches) -> int:
+        """Return about how many replays of the search follow: those that fit the minute, and the least in any case."""
+        least, most = searches.left(further=False), searches.left(further=True)
+        return next((count for count in range(most, least, -1) if self._fits(searches, count)), least)
 
     def _say(self, least_s: float = EVERY_S) -> None:
         """Say how many replays there are, and for how long as soon as one has told it."""
@@ -266,19 +270,24 @@ class _Account:
 
     def _options(self, sessions: int) -> list[Change]:
         """Return what may be replayed with as many sessions. Without a replay of these: what arithmetic allows."""
-        setup = self._of.setup
-        tried = options(setup, self._info, sessions)
-        base = self._bench.parts.get((sessions, SEED))
-        if base is None:
-            return [change for change in tried if not doubtful(change, setup)]
-        if base.kept >= ALL:
-            tried = [_refused(change, "every hit that is possible is kept already") for change in tried]
-        elif base.waiting < WAITS:
-            idle = f"prompts wait in {percent(base.waiting, digits=0)} of the time"
-            tried = [_refused(change, idle) if doubtful(change, setup) else change for change in tried]
-        if any(seed.twice >= TWICE for task, seed in self._base if task.sessions == sessions):
-            tried += against_preemptions(setup, self._info)
-        return tried
+        setup, base = self._of.setup, self._bench.parts.get((sessions, SEED))
+        twice = any(seed.twice >= TWICE for task, seed in self._base if task.sessions == sessions)
+
+        def why_not(change: Change) -> str:
+            if {*change.wins} == {PREEMPTED}:
+                return ""
+            if base is not None and base.kept >= ALL:
+                return "not replayed: every hit that is possible is kept already"
+            waiting, flags = 0.0 if base is None else base.waiting, changed_flags(change, setup).keys()
+            if waiting < WAITS and flags and flags <= AT_ONCE:
+                return f"not replayed: prompts wait in {percent(waiting, digits=0)} of the time"
+            return ""
+
+        return [
+            replace(change, why_not=change.why_not or why_not(change))
+            for change in changes(situation(setup, self._info, sessions=sessions))
+            if change.name and (twice or {*change.wins} != {PREEMPTED})
+        ]
 
     def _changed(self, sessions: int, tried: list[Change]) -> list[Task]:
         """Return the replays of changes, the longest last: it begins first, so that no simulator waits for it."""
@@ -341,7 +350,7 @@ class _Account:
         then = next((point for point in points if point.sessions > sessions), points[-1])
         if fmean(seed.waiting for seed in then.seeds) <= FULL:
             return "pool"
-        return "max_num_seqs" if sessions >= self._engine.max_num_seqs else "device"
+        return "max_num_seqs" if sessions >= (self._info.settings.get("max_num_seqs") or 256) else "device"
 
     def _unknown(self, kept: Searches | None) -> Iterator[CannotSay]:
         hours, longest_s = self._bench.hours, longest_pause_s(self._load)
@@ -355,7 +364,7 @@ class _Account:
             yield CannotSay(what="where the device is full, to a session", why=why, next=step)
         if kept is not None and kept.range.high > kept.most:
             yield CannotSay(what="the largest number", why=f"over {kept.most}", next="--sessions N")
-        elif kept is not None and kept.still < STILL:
+        elif kept is not None and len(kept.numbers) < ENOUGH_SEEDS:
             why = f"{len(kept.numbers)} seeds were replayed, and more do not fit a minute"
             yield CannotSay(what="the range to a session", why=why, next=f"--seeds {4 * self._of.seeds}")
         if max(seed.requests for _, seed in self._base) < FEW:
@@ -389,10 +398,6 @@ class _Account:
             left_out_requests=self._load.left_out[0],
             notes=[self._load.note] if self._load.note else [],
         )
-
-
-def _refused(change: Change, why_not: str) -> Change:
-    return change if change.why_not else replace(change, why_not=f"not replayed: {why_not}")
 
 
 def window_of(hours: float) -> Window:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.answers.capacity.pace import Pace
-from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.base.errors import KvtuneError
 from kvtune.data.run.extras import Router
 from kvtune.data.run.types import EngineInfo, Run
 from kvtune.lab.setup.setup import Setup
@@ -41,29 +41,6 @@ class Window:
     @property
     def part(self) -> Window:
         return Window(self.warm_s, self.warm_s + PART * (self.end_s - self.warm_s))
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What is known of an engine. Groups of layers share its blocks.
-
-    `pool`: tokens of whole prompts that its KV cache holds. `unit`: hits end at multiples of this. `max_num_seqs`: most
-    requests that run at once.
-    """
-
-    pool: int
-    unit: int
-    max_num_seqs: int
-
-    @classmethod
-    def of(cls, info: EngineInfo) -> Engine:
-        if not info.num_blocks or not info.block_size:
-            raise UsageError("the engine has no KV cache", "capacity is about the hits of a KV cache")
-        return cls(
-            pool=max(1, info.pool_tokens),
-            unit=int(info.settings.get("hit_alignment_tokens") or info.block_size),
-            max_num_seqs=int(info.settings.get("max_num_seqs") or 256),
-        )
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):

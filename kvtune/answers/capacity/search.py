@@ -7,7 +7,6 @@ or less moves the share by as much, by chance. Other seeds begin there, and one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, floor, log, sqrt
 from statistics import fmean, stdev
@@ -33,10 +32,8 @@ MET = 0.9
 """Limits of latency hold where they are met by this share of the requests."""
 SURE = 0.98
 """The range has the next seed's number with this probability, and five more seeds' with nine tenths (0.98 ** 5)."""
-STILL = 3
-"""No more seeds are replayed once this many in a row lie within the range of the earlier ones."""
-LEAST_SEEDS, MOST_SEEDS = 5, 16
-"""The fewest are replayed in any case."""
+LEAST_SEEDS, ENOUGH_SEEDS = 5, 8
+"""Seeds that are replayed in any case, and if there is time: then one more narrows the range by less than 5 %."""
 
 
 @dataclass(slots=True)
@@ -89,11 +86,15 @@ class Search:
             factor = sqrt((1 - self.line) / max(1e-9, lost))
         return near * (min(FAR, max(NEAR, factor)) if low else max(1 / FAR, min(1 / NEAR, factor)))
 
-    def number(self, slope: float) -> int:
-        """Return the most sessions above the line; `most` + 1: the most that are tried are."""
+    def place(self, slope: float) -> float:
+        """Return where the share crosses the line, between two replays; `most` + 1: all that are tried are above it."""
         if self.low >= self.most:
             return self.most + 1
-        return min(max(self.low, int(self.crossing(slope))), (self.high or self.most + 1) - 1)
+        return min(max(self.low, self.crossing(slope)), self.high or self.most + 1)
+
+    def number(self, slope: float) -> int:
+        """Return the most sessions above the line."""
+        return min(int(self.place(slope)), (self.high or self.most + 2) - 1)
 
     def next(self, slope: float, usual: float) -> int:
         """Return the number to replay next. `usual`: where others cross the line; 0: not known."""
@@ -205,36 +206,23 @@ class Searches:
 
     @property
     def range(self) -> Range:
-        low, high = self._ends(self.numbers)
-        return Range(low=low, high=high, by_seed=self.numbers, most=self.most)
-
-    def _ends(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """Return with how many sessions the next seed is expected above the line, and with how many not."""
+        """With how many sessions more seeds are expected above the line, and with how many not."""
+        numbers, slope = self.numbers, self.slope
         if min(numbers) > self.most or not max(numbers):
-            return min(numbers), max(numbers)
-        ratios = [log(max(0.5, number)) for number in numbers]
-        mean, count = fmean(ratios), len(ratios)
-        apart = CLOSE / max(self.slope * fmean(numbers), 1 - self.line)
+            return Range(low=min(numbers), high=max(numbers), by_seed=numbers, most=self.most)
+        places = [log(max(0.5, search.place(slope))) for search in self.by_seed.values()]
+        mean, count = fmean(places), len(places)
+        apart = CLOSE / max(slope * exp(mean), 1 - self.line)
         if count > 1:
             quantile = t_quantile((1 + SURE) / 2, count - 1)
-            apart = max(apart, quantile * sqrt(1 + 1 / count) * stdev(ratios))
+            apart = max(apart, quantile * sqrt(1 + 1 / count) * stdev(places))
         low, high = floor(exp(mean - apart)), ceil(exp(mean + apart))
-        return min(*numbers, low), min(max(*numbers, high, min(numbers) + 1), self.most + 1)
-
-    @property
-    def still(self) -> int:
-        """How many seeds, the last ones, lie in the range of those before them."""
-        numbers, still = self.numbers, 0
-        for place in range(self.seeds, len(numbers)):
-            low, high = self._ends(numbers[:place])
-            still = still + 1 if low <= numbers[place] <= high else 0
-        return still
+        high = min(max(*numbers, high, min(numbers) + 1), self.most + 1)
+        return Range(low=min(*numbers, low), high=high, by_seed=numbers, most=self.most)
 
     def _wanted(self, further: bool) -> int:
-        """How many more seeds have to lie in the range, besides those that do and those that are open."""
-        unsure = sum(seed in self.running or self._is_open(seed) for seed in range(self.seeds, self._begun))
-        most = MOST_SEEDS if further else LEAST_SEEDS
-        return max(0, min(STILL - self.still - unsure, most - self._begun))
+        """How many more seeds there shall be."""
+        return max(0, (ENOUGH_SEEDS if further else LEAST_SEEDS) - self._begun)
 
     def left(self, further: bool) -> int:
         """Return about how many replays follow those that run; before a search has ended, two more to end it."""

@@ -26,6 +26,7 @@ from kvtune.requests.loads.spec import build
 from kvtune.requests.types import Span, Workload
 
 VISITS = 3
+STEPS = "max_num_batched_tokens"
 SEEDS = (1, 2)
 """Added to the load's seed: the loads with which the winner is replayed again, if the seed changes anything."""
 
@@ -164,10 +165,13 @@ def _row(change: Change, here: Situation, result: Run | KvtuneError | None, visi
 
 
 def _with_winner(table: States, every: Sequence[Change], outcomes: Outcomes) -> States:
-    """Return the table with its winner. Drafts are not turned on or off by it: they are there for speed."""
+    """Return the table with its winner; of equal ones, one whose steps are as long as now.
+
+    Drafts are not turned on or off by it: they are there for speed.
+    """
     rows, setup = table.rows, every[0].setup
     able = [n for n, row in enumerate(rows) if row.hit_tokens is not None and DRAFTS not in every[n].settings]
-    best = max(able, key=lambda n: (rows[n].hit_tokens or 0, -n))
+    best = max(able, key=lambda n: (rows[n].hit_tokens or 0, STEPS not in every[n].settings, -n))
     no_winner = msgspec.structs.replace(table, serve=_serve(setup))
     if (rows[best].hit_tokens or 0) - (rows[0].hit_tokens or 0) < WORTH_SHARE * table.query_tokens:
         return msgspec.structs.replace(no_winner, why="no winner: no setting brings a point of hits")

@@ -318,6 +318,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return sizes if sizes and all(sizes) else [self.block_size]
 
     @property
+    def hit_unit(self) -> int:
+        """Hits end at multiples of this many tokens; 0: not known."""
+        unit = self.settings.get("hit_alignment_tokens")
+        return unit if isinstance(unit, int) and unit > 0 else self.block_size
+
+    @property
     def pool_tokens(self) -> int:
         """The tokens of prompts that the pool holds if each group keeps all of them."""
         sizes = self.block_sizes

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,8 @@ from kvtune.requests.types import Workload
 SWITCH = "KVTUNE_REPLAYS"
 MOST_BYTES = 512 << 20
 """All files together: those go that were not used for longest."""
+MOST_FILES = 1000
+"""A model's folder with more is another kind of folder, and is not looked through."""
 READ_BYTES = 1 << 20
 """Larger files of a model (weights, vocabularies) are told apart by size and time."""
 VARIABLES = ("CUDA_", "HF_", "KVTUNE_", "PYTHON", "TORCH", "TRANSFORMERS_", "VLLM_")
@@ -102,20 +105,24 @@ class SavedReplays:
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path) if entry.name != "__pycache__" else ()
-        else:
-            about = entry.stat()
-            yield entry.path, about.st_size, about.st_mtime_ns
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path) if entry.name != "__pycache__" else ()
+            else:
+                about = entry.stat()
+                yield entry.path, about.st_size, about.st_mtime_ns
 
 
 def _model(model: str) -> list[tuple[str, bytes | tuple[int, int]]]:
-    """Return what a model's folder holds. A built-in one is part of the code. OSError if it is not a folder."""
+    """Return what a model's folder holds. A built-in one is part of the code. OSError if it is no such folder."""
     if builtin(model) is not None:
         return []
     held: list[tuple[str, bytes | tuple[int, int]]] = []
-    for path, size, changed_ns in sorted(_files(str(Path(model).expanduser()))):
+    files = list(islice(_files(str(Path(model).expanduser())), MOST_FILES + 1))
+    if len(files) > MOST_FILES:
+        raise OSError
+    for path, size, changed_ns in sorted(files):
         whole = size <= READ_BYTES
         held.append((path, read_regular(Path(path), READ_BYTES) if whole else (size, changed_ns)))
     return held

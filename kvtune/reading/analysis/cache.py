@@ -123,10 +123,7 @@ def seen_tokens(run: Run, workload: Workload) -> Counts:
 
 def match_unit(run: Run) -> int:
     """Return the number of tokens of which hits are multiples: the recorded hit alignment, else the block size."""
-    unit = run.header.engine.settings.get("hit_alignment_tokens")
-    if isinstance(unit, int) and unit > 0:
-        return unit
-    return max(run.header.engine.block_size, 1)
+    return max(run.header.engine.hit_unit, 1)
 
 
 def _same_work(run: Run, workload: Workload) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -120,3 +122,18 @@ def test_the_cores_states_bring_the_third_visits_hits_to_the_second() -> None:
     assert kept and all(row.visits[2] >= now.visits[2] and not row.why_not for row in kept)
     assert now.visits[1] == 0 and max(row.visits[1] for row in kept) > 0
     assert states.winner is not None and len(states.confirmed) == 2
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+def test_the_loads_own_slack_wins_without_shorter_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tokens come after the shared 2,000. Blocks of 256 tokens: as on a CPU that keeps bfloat16 states."""
+    monkeypatch.setenv("KVTUNE_AVX512_BF16", "0")
+    core: dict[str, Any] = {"core": "kvtune", "core_settings": {"keep_states": True}}
+    setup = Setup(model="tiny-qwen3next", **core).sized()
+    with SHARED.simulators("tiny-qwen3next") as simulators:
+        load = build("rounds:prefixes=4,prefix=2000,suffix=64,output=16,rounds=3")
+        states = states_of(setup, load, simulators.outcomes)
+    assert states is not None and states.block_tokens == 256
+    assert [row.visits[1] // 4 for row in (states.rows[0], states.best)] == [1_536, 1_792]
+    assert states.best.flags == ["--set", "core.slack=64"] and len(states.confirmed) == 2

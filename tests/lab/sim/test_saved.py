@@ -129,6 +129,19 @@ def test_what_may_change_unseen_is_not_kept(model: str, flags: str, kept: Path) 
     )
 
 
+def test_a_folder_of_other_things_is_not_looked_through(
+    setup: Setup, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "MOST_FILES", 5)
+    assert SavedReplays(kept).name(setup)
+    (tmp_path / "model" / "cycle").symlink_to(tmp_path / "model")
+    assert not SavedReplays(kept).name(setup)
+    (tmp_path / "model" / "cycle").unlink()
+    for number in range(5):
+        (tmp_path / "model" / f"{number}.txt").write_text("")
+    assert not SavedReplays(kept).name(setup)
+
+
 def test_without_a_place_or_by_wish_nothing_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved_replays() is not None
     monkeypatch.setenv("KVTUNE_REPLAYS", "off")

@@ -191,7 +191,7 @@ class Client:
                         f"{self.base} did not answer all within {whole_s:.0f} s", "ask for fewer"
                     )
                 except KvtuneError as error:
-                    return error
+                    return KvtuneError(error.message, error.hint)  # the other's frames hold the answer
 
         async def all_of() -> list[Taken | KvtuneError]:
             return await asyncio.gather(*(one(place, path) for place, path in enumerate(paths)))

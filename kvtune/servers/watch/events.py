@@ -96,7 +96,8 @@ class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, g
     def space(self) -> int:
         """About the memory that it takes."""
         rows = self.extra_keys or ()
-        keys = 8 * len(rows) + sum(200 + sys.getsizeof(key) for row in rows for key in row or ())
+        texts = [key[0] if isinstance(key, list) else key for row in rows for key in row or ()]
+        keys = 8 * len(rows) + sum(200 + sys.getsizeof(text) for text in texts)
         names = 4 * len(self.lora_name or "") + 4 * len(self.session_id or "")
         return 500 + names + 80 * len(self.block_hashes) + 4 * len(self.token_ids) + keys
 

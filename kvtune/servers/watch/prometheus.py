@@ -45,8 +45,8 @@ ANSWER_S, WHOLE_S = 30.0, 60.0
 JUDGE_CPU_S = 5.0
 """CPU time for one instance's hour."""
 MOST_INSTANCES = 100
-MOST_SAMPLES = 500
-"""Most samples of a series; there are 241."""
+MOST_SAMPLES, MOST_SERIES = 500, 5_000
+"""Most samples of a series, of which there are 241, and series of an answer: those of 100 engines take half."""
 MOST_NAMED = 16
 """Instances that a command names."""
 ADDRESS = re.compile(r"[\w.-]{1,200}:\d{1,5}|\[[0-9a-fA-F:]{2,40}\]:\d{1,5}")
@@ -77,7 +77,7 @@ class _Series(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    result: list[_Series] = []
+    result: Annotated[list[_Series], Meta(max_length=MOST_SERIES)] = []
 
 
 class _Answer(msgspec.Struct):

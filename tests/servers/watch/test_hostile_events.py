@@ -351,11 +351,14 @@ def test_events_of_twice_the_size_take_twice_the_steps(counts: type[Account | Au
 
 
 BEYOND = {
-    "roots": ([one_block(name) for name in range(8_193)], "8,192 beginnings"),
-    "resets": ([{"type": "AllBlocksCleared"}] * 1_001, "1,000 resets"),
-    "media": ([one_block(1, medium=f"T{name}") for name in range(9)], "8 media"),
-    "removals": ([removed(*[1] * (1 << 17))] * 3, "262,144 blocks"),
-    "memory": ([one_block(1, extra_keys=[[["x" * 60_000 + "\U0001f600", 1]]])] * 290, "64 MiB"),
+    "roots": ([one_block(name) for name in range(8_193)], "a step of vLLM has at most"),
+    "resets": ([{"type": "AllBlocksCleared"}] * 1_001, "a step of vLLM has at most"),
+    "media": ([one_block(1, medium=f"T{name}") for name in range(9)], "a step of vLLM has at most"),
+    "removals": ([removed(*[1] * (1 << 17))] * 3, "a step of vLLM has at most"),
+    "memory": (
+        [one_block(1, extra_keys=[[["x" * 60_000 + "\U0001f600", 1]]])] * 290,
+        "a step of vLLM has at most",
+    ),
     "a medium's name": ([one_block(1, medium="x" * 101)], "length <= 100"),
     "an adapter's name": ([one_block(1, lora_name="x" * 1_025)], "length <= 1024"),
     "a group": ([one_block(1, group_idx=256)], "< 256|<= 255"),

@@ -37,7 +37,7 @@ MOST_NUMBER = 1 << 63
 AGAIN = 8
 """How often a text may be read in search of JSON inside of it."""
 GZIP = ("gzip", "x-gzip", "deflate")
-LINE_CHARS, LINES_CHARS = 16 << 10, 2 << 20
+LINE_CHARS, LINES_CHARS, MOST_LINES = 8 << 10, 4 << 20, 20_000
 """Longest line of Prometheus' text, and all lines together: the parser's time grows with the square of a line."""
 
 _TEXT = re.compile(rb'"[^"]*+"?')
@@ -78,7 +78,9 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)  # again: something may catch the first
+    signal.setitimer(
+        signal.ITIMER_VIRTUAL, seconds, min(seconds, 1.0)
+    )  # again: something may catch the first
     try:
         yield
     finally:
@@ -262,7 +264,7 @@ def decode_metrics(lines: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str
 
     if max(map(len, lines), default=0) > LINE_CHARS:
         raise BeyondError(f"a line has more than {LINE_CHARS:,} characters")
-    if sum(map(len, lines)) > LINES_CHARS:
-        raise BeyondError(f"its lines have more than {LINES_CHARS:,} characters")
+    if len(lines) > MOST_LINES or sum(map(len, lines)) > LINES_CHARS:
+        raise BeyondError(f"it has more than {MOST_LINES:,} lines, or {LINES_CHARS:,} characters in them")
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)

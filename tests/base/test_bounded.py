@@ -8,6 +8,7 @@ import gzip
 import json
 import random
 import sys
+import time
 import tomllib
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvtune
@@ -23,10 +25,14 @@ from kvtune.base.bounded import (
     BeyondError,
     Budget,
     Scan,
+    TooLongError,
     check_json,
+    cpu_limit,
     decode_json,
     decode_json_as,
+    decode_metrics,
     decode_toml,
+    msgpack_decoder,
     unpack,
 )
 
@@ -53,7 +59,6 @@ EXCEPTIONS = {
     "kvtune/plugin/probe/status.py": OWN_FOLDER,
     "kvtune/lab/sim/record.py": OWN_TEXT,
     "kvtune/plugin/vllm/manifest.py": OWN_FILE,
-    "kvtune/servers/watch/events.py": "msgpack of at most 8 MiB, of a type whose lists have limits",
     "kvtune/requests/log/render_loop.py": OWN_CHILD,
 }
 DECODERS = {
@@ -63,12 +68,13 @@ DECODERS = {
     "zlib.decompress",
     "zlib.decompressobj",
     "yaml.load",
+    "prometheus_client.parser.text_string_to_metric_families",
 }
 DECODERS |= {
     f"msgspec.{kind}.{name}" for kind in ("json", "msgpack", "toml", "yaml") for name in ("decode", "Decoder")
 }
 MODULES = {"tomllib", "gzip", "bz2", "lzma", "pickle", "marshal"}
-WORDS = ("json", "zlib", "yaml", "msgpack", *MODULES)
+WORDS = ("json", "zlib", "yaml", "msgpack", "prometheus_client.parser", *MODULES)
 
 
 def decoders(source: str) -> list[str]:
@@ -93,6 +99,79 @@ def test_nothing_else_decodes_what_comes_from_outside() -> None:
         if any(word in (source := path.read_text(encoding="utf-8")) for word in WORDS) and decoders(source)
     }
     assert using == EXCEPTIONS.keys()
+
+
+OWN_METHOD, KERNEL, ENGINE, DESCRIPTOR = (
+    "a method of kvtune's that opens no file",
+    "the kernel's own file",
+    "a file of the installed vLLM, whose code runs",
+    "what `files` has opened, or a mark of kvtune's own that may not be a link",
+)
+OPENERS = {
+    "kvtune/base/files.py": "the one place",
+    "kvtune/base/children.py": OWN_METHOD,
+    "kvtune/base/cpu.py": KERNEL,
+    "kvtune/base/scratch.py": DESCRIPTOR,
+    "kvtune/answers/doctor/environment.py": KERNEL,
+    "kvtune/cli/notices.py": "/dev/null",
+    "kvtune/data/installed.py": ENGINE,
+    "kvtune/data/layout/models.py": OWN_FILE,
+    "kvtune/data/run/file.py": DESCRIPTOR,
+    "kvtune/data/run/limits.py": KERNEL,
+    "kvtune/data/run/machine.py": KERNEL,
+    "kvtune/data/run/signature.py": DESCRIPTOR,
+    "kvtune/data/show/page.py": OWN_FILE,
+    "kvtune/lab/device/settings.py": OWN_FOLDER,
+    "kvtune/lab/engine/driver.py": OWN_FOLDER,
+    "kvtune/lab/engine/host.py": OWN_FOLDER,
+    "kvtune/lab/engine/launch.py": OWN_FOLDER,
+    "kvtune/lab/engine/process.py": KERNEL,
+    "kvtune/lab/engine/profile.py": OWN_FOLDER,
+    "kvtune/lab/engine/record.py": OWN_FOLDER,
+    "kvtune/lab/engine/rings.py": OWN_FOLDER,
+    "kvtune/lab/engine/stacks.py": OWN_FOLDER,
+    "kvtune/lab/engine/vllm_counts.py": OWN_FOLDER,
+    "kvtune/lab/sim/worker.py": OWN_CHILD,
+    "kvtune/plugin/probe/objects/tally.py": OWN_FOLDER,
+    "kvtune/plugin/probe/phase.py": OWN_FOLDER,
+    "kvtune/plugin/probe/recorder.py": OWN_FOLDER,
+    "kvtune/plugin/probe/ring.py": OWN_FOLDER,
+    "kvtune/plugin/probe/status.py": OWN_FOLDER,
+    "kvtune/plugin/vllm/manifest.py": ENGINE,
+    "kvtune/plugin/vllm/names.py": ENGINE,
+    "kvtune/requests/log/render_loop.py": KERNEL,
+    "kvtune/servers/tap/analyst.py": OWN_METHOD,
+    "kvtune/servers/tap/judging.py": OWN_METHOD,
+    "kvtune/servers/tap/log.py": OWN_METHOD,
+    "kvtune/servers/watch/export.py": OWN_FILE,
+    "kvtune/servers/watch/requests.py": OWN_METHOD,
+}
+OPENS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "fromfile", "loadtxt", "genfromtxt"}
+PARTS = ("open(", "read_", "ZipFile", "memmap", "fromfile", "txt(", "load(", "linecache", "fileinput")
+LIBRARIES = {"np.load", "numpy.load", "linecache.getlines", "fileinput.input", "torch.load"}
+
+
+def openings(source: str) -> list[str]:
+    """Every call in the source that opens a file by its name."""
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [name for name in calls if name.rpartition(".")[2] in OPENS or name in LIBRARIES]
+
+
+@pytest.mark.lint
+def test_nothing_else_opens_a_file_that_others_name() -> None:
+    using = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "kvtune").rglob("*.py")
+        if any(word in (source := path.read_text(encoding="utf-8")) for word in PARTS) and openings(source)
+    }
+    assert using == OPENERS.keys()
+
+
+@pytest.mark.parametrize(
+    "code", ["p.open('rb')", "open(p)", "os.open(p, 0)", "(a / b).read_text()", "np.load(p)"]
+)
+def test_an_opening_is_found(code: str) -> None:
+    assert openings(code) and not openings("open_regular(p)\nread_regular(p, 9)\nhand.opened()")
 
 
 DEEP = bounded.DEPTH
@@ -193,6 +272,101 @@ def steps(work: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def metrics(text: bytes) -> object:
+    return list(decode_metrics(text.decode().split("\n")))
+
+
+N = 1_000
+DRAWN: dict[str, tuple[Callable[[bytes], object], Callable[[random.Random, int], bytes]]] = {
+    "JSON": (decode_json, lambda draw, n: json.dumps([drawn(draw, 6) for _ in range(n)]).encode()),
+    "JSON of a type": (
+        lambda text: decode_json_as(text, list[dict[str, int]]),
+        lambda draw, n: json.dumps([{f"{draw.random()}": n} for n in range(n)]).encode(),
+    ),
+    "JSON in a text": (
+        lambda text: [Scan(text.decode()).value_at(0)],
+        lambda draw, n: json.dumps([drawn(draw, 6) for _ in range(n)]).encode(),
+    ),
+    "TOML": (
+        decode_toml,
+        lambda draw, n: b"".join(b"k%d.x = %d\n" % (k, draw.randrange(9)) for k in range(n // 8)),
+    ),
+    "gzip": (
+        lambda packed: unpack(packed, "gzip", 1 << 30),
+        lambda draw, n: gzip.compress(draw.randbytes(99 * n)),
+    ),
+    "gzip of parts": (
+        lambda packed: unpack(packed, "gzip", 1 << 30),
+        lambda draw, n: b"".join(gzip.compress(draw.randbytes(9)) for _ in range(n)),
+    ),
+    "msgpack": (
+        msgpack_decoder(object),
+        lambda draw, n: msgspec.msgpack.encode([drawn(draw, 6) for _ in range(n)]),
+    ),
+    "Prometheus: labels": (
+        metrics,
+        lambda _, n: b"a{" + b",".join(b'l%d="b"' % k for k in range(n)) + b"} 1",
+    ),
+    "Prometheus: escapes": (metrics, lambda _, n: b'a{l="' + b'\\"' * 4 * n + b'"} 1'),
+    "Prometheus: backslashes": (metrics, lambda _, n: b'a{l="' + b"\\" * 8 * n + b'"} 1'),
+    "Prometheus: lines": (
+        metrics,
+        lambda draw, n: b"".join(b'a{l="%d"} 1\n' % draw.randrange(n) for _ in range(n)),
+    ),
+    "Prometheus: types": (metrics, lambda _, n: b"".join(b"# TYPE a%d counter\n" % k for k in range(n))),
+}
+
+
+def cost(work: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of CPU time of the work, the least of three, and its peak of memory."""
+    times = []
+    for _ in range(3):
+        begun = time.thread_time()
+        with contextlib.suppress(ValueError):
+            work()
+        times.append(time.thread_time() - begun)
+    tracemalloc.start()
+    with contextlib.suppress(ValueError):
+        work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return min(times), peak
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_an_input_of_eight_times_the_size_costs_eight_times_as_much_at_most(name: str) -> None:
+    """Quadratic work would cost 64 times as much; a busy machine makes nothing three times as dear."""
+    decode, make = DRAWN[name]
+    small, large = (make(random.Random(7), n) for n in (N // 2, 4 * N))
+    (small_s, small_bytes), (large_s, large_bytes) = cost(lambda: decode(small)), cost(lambda: decode(large))
+    assert large_s < 24 * small_s + 0.02
+    assert large_bytes < 12 * small_bytes + 100_000
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["a" * (bounded.LINE_CHARS + 1)], "a line has more than 8,192 characters"),
+        (["a 1"] * (bounded.MOST_LINES + 1), "more than 20,000 lines"),
+        (["a" * 999] * 5_000, "or 4,194,304 characters in them"),
+    ],
+)
+def test_prometheus_text_is_refused_with_its_limit(lines: list[str], why: str) -> None:
+    with pytest.raises(BeyondError, match=why):
+        list(decode_metrics(lines))
+
+
+def test_work_ends_at_its_limit_also_where_something_catches_the_first_signal() -> None:
+    caught = 0
+    with pytest.raises(TooLongError, match="more than 0"), cpu_limit(0.05):
+        while True:
+            with contextlib.suppress(TooLongError) if not caught else contextlib.nullcontext():
+                while True:
+                    sum(range(100))
+            caught += 1
+    assert caught == 1
 
 
 ROOM = bounded.MOST_TOML // 8

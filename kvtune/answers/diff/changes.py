@@ -12,8 +12,6 @@ from kvtune.base.files import read_regular
 from kvtune.plugin.vllm.manifest import describe
 from kvtune.plugin.vllm.symbols import MOVED, Part, Symbol
 
-MOST_SOURCE = 4 << 20
-
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
     """Return the module below `root` that defines a symbol, its source and its description; empty if it is gone."""
@@ -22,7 +20,7 @@ def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
         file = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
         if file is None:
             continue
-        source = read_regular(file, MOST_SOURCE).decode()
+        source = read_regular(file, 4 << 20).decode()
         described = describe(source.encode(), (symbol.name,)).get(symbol.name)
         if described is not None:
             return module, source, described

@@ -41,7 +41,6 @@ from kvtune.requests.types import Span
 
 Reply = OfVersion | ModelReply
 LIMIT_S = 240
-MOST_SOURCE = 4 << 20
 VISITS = 3
 MOST_GPUS = 64
 SPREADS = {"tensor-parallel-size", "pipeline-parallel-size"}
@@ -227,7 +226,7 @@ def _root() -> Path:
 
 def metrics() -> dict[str, str]:
     """Return the metrics in vLLM's files: which of them a server has depends on its flags."""
-    files = (read_regular(path, MOST_SOURCE) for path in _root().rglob("*.py") if path.is_file())
+    files = (read_regular(path, 4 << 20) for path in _root().rglob("*.py") if path.is_file())
     return {name.decode(): "" for file in files for name in METRIC.findall(file)}
 
 

@@ -35,7 +35,6 @@ COMPILED = ("*.so", "*.h", "*.hpp", "*.cuh", "*.cu", "*.cpp", "*.inl")
 VERSION = re.compile(r"(?=.{3,40}$)[0-9]+\.[0-9]+(\.[0-9]+)?((a|b|rc|\.dev|\.post)[0-9]+)*")
 DONE = ".kvtune-made"
 NO_SUCH = re.compile(r"no version of vllm(-cpu)?==")
-MOST_SOURCE = 1 << 20
 ITS_VERSION = re.compile(r"^(?:Version: |__version__ = version = ')([0-9.a-z]+)", re.MULTILINE)
 """What an unpacked source distribution and an installed vLLM say of themselves; a clone says nothing."""
 
@@ -196,7 +195,7 @@ def overlay(environment: Path, source: Path) -> None:
     version = f"{LAST_CPU}.dev0"
     for path in (*source.glob("vllm/_version.py"), *source.glob("PKG-INFO")):
         with suppress(OSError):
-            text = read_regular(path, MOST_SOURCE).decode(errors="replace")
+            text = read_regular(path, 1 << 20).decode(errors="replace")
             version = match[1][:40] if (match := ITS_VERSION.search(text)) else version
     info = packages / f"vllm-{version}+cpu.dist-info"
     info.mkdir()

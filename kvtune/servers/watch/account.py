@@ -28,13 +28,6 @@ from kvtune.servers.watch.prompt import GROWING, Prompt
 MOST_ENDS = 10_000
 """Most ends of prompts that are remembered."""
 
-End = tuple[int, int, Hash | None]
-"""Rank, step and block of a prompt's last chunk."""
-
-
-def _end(prompt: Prompt) -> End:
-    return prompt.blocks.rank, prompt.last.step, prompt.chain[-1]
-
 
 @dataclass(slots=True)
 class Account(Cache):
@@ -46,7 +39,7 @@ class Account(Cache):
     """The other servers of a fleet."""
     _open: dict[Prompt, None] = field(default_factory=dict)
     """In the order of their newest chunks."""
-    _ended: dict[End, dict[Prompt, None]] = field(default_factory=dict)
+    _ended: dict[tuple[int, int, Hash | None], dict[Prompt, None]] = field(default_factory=dict)
     """The same by where they end."""
     _ends: dict[tuple[int, Hash], int] = field(default_factory=dict)
     """The newest block of each prompt, with its step: a block after it may be its answer's."""
@@ -98,7 +91,7 @@ class Account(Cache):
             self.tokens["answers"] += stretch.block_size
             return
         else:
-            prompt = Prompt.opened(stretch, blocks, self.before(stretch, blocks))
+            prompt = Prompt.opened(stretch, blocks, blocks.chain(stretch.parent))
             if ended is None or stretch.step - ended > GROWING:  # else it goes on with a computed chunk
                 self._load(prompt, blocks.in_tier(stretch.hashes))
         if self.others is not None:
@@ -106,14 +99,13 @@ class Account(Cache):
         prompt.grow(stretch, [other for rank, other in self.blocks.items() if rank != stretch.rank])
         prompt.singles = prompt.singles + 1 if single else 0
         self._open[prompt] = None
-        self._ended.setdefault(_end(prompt), {})[prompt] = None
+        self._ended.setdefault(prompt.end, {})[prompt] = None
 
     def _close(self, prompt: Prompt) -> None:
         del self._open[prompt]
-        end = _end(prompt)
-        del self._ended[end][prompt]
-        if not self._ended[end]:
-            del self._ended[end]
+        del self._ended[prompt.end][prompt]
+        if not self._ended[prompt.end]:
+            del self._ended[prompt.end]
 
     def _load(self, prompt: Prompt, count: int) -> None:
         """Count the first blocks of a prompt's first chunk as loaded from a tier."""

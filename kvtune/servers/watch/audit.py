@@ -34,10 +34,8 @@ FEWEST = 20
 """Fewest events of a model after which a group without any block is called silent."""
 MOST_KNOWN = 1 << 20
 """Most blocks of a rank that are remembered. Beyond that the earliest stored that are not held are forgotten."""
-MOST_HELD = 1 << 21
-"""Most blocks that a rank may hold, in all groups and tiers. An audit of more ends."""
-MOST_PLACES = 512
-"""Most groups of media: each removal asks all."""
+MOST_HELD, MOST_PLACES = 1 << 21, 512
+"""Most blocks that a rank may hold, and groups of media that hold them. An audit of more ends."""
 LOOK_S, TAKE_S = 1.0, 0.1
 """Seconds between two scrapes, and between two looks for events."""
 

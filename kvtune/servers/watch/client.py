@@ -169,8 +169,7 @@ class Client:
         """
         seconds = seconds or (GET_S if body is None else self.post_s)
         most = most or (MOST_BYTES if body is None else MOST_TOKENS_BYTES)
-        answer: bytes = self._wait(self._asked(path, body, seconds, most))
-        return answer
+        return bytes(self._wait(self._asked(path, body, seconds, most)))
 
     def ask_all(
         self, paths: Sequence[str], taken: Callable[[int, bytes], Taken], *, seconds: float, whole_s: float
@@ -185,20 +184,17 @@ class Client:
             async with limit:
                 try:
                     left = min(seconds, end - time.monotonic())
-                    if left > 0:
-                        return taken(place, await self._asked(path, None, left, MOST_BYTES))
-                    raise SilentError(
-                        f"{self.base} did not answer all within {whole_s:.0f} s", "ask for fewer"
-                    )
+                    if left <= 0:
+                        raise SilentError(f"not asked within {whole_s:.0f} s", "ask for fewer")
+                    return taken(place, await self._asked(path, None, left, MOST_BYTES))
                 except KvtuneError as error:
-                    return error
+                    return KvtuneError(error.message, error.hint)  # the other's frames hold the answer
 
         async def all_of() -> list[Taken | KvtuneError]:
             return await asyncio.gather(*(one(place, path) for place, path in enumerate(paths)))
 
         limit = asyncio.Semaphore(AT_ONCE)
-        answers: list[Taken | KvtuneError] = self._wait(all_of())
-        return answers
+        return list(self._wait(all_of()))
 
     async def _asked(self, path: str, body: Fields, seconds: float, most: int) -> bytes:
         import httpx

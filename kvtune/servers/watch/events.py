@@ -42,15 +42,16 @@ LARGEST_BATCH = 8 << 20
 """Largest message in bytes that the reader accepts. A step of 64,000 tokens in ten groups has 4 MB."""
 MOST_EVENTS = 50_000
 """Most events of a batch."""
-MOST_BLOCKS = 1 << 18
-"""Most blocks of a batch. A step of 64,000 tokens in blocks of one token stores and removes half as many."""
+MOST_BLOCKS, BATCH_BYTES = 1 << 18, 64 << 20
+"""Most blocks of a batch, and memory. A step of 64,000 tokens in blocks of one token stores and removes 2^17."""
 MOST_ROOTS, MOST_RESETS, MOST_MEDIA = 8_192, 1_000, 8
-"""Most prompts that begin in a batch, as `max_num_seqs` allows, most resets, and most media: vLLM has GPU, CPU and
-STORAGE, a connector may have its own names."""
+"""Most prompts that begin in a batch (`max_num_seqs`), resets, and media: GPU, CPU, STORAGE, a connector's own."""
 KEYS_BYTES = 1 << 16
 """Most bytes of a block's keys, packed. Clients name their images: beyond that a digest stands for the keys."""
-BATCH_BYTES = 64 << 20
-"""Most memory of a batch."""
+BEYOND = (
+    f"a step of vLLM has at most {MOST_BLOCKS:,} blocks in {BATCH_BYTES >> 20} MiB, {MOST_ROOTS:,} beginnings, "
+    f"{MOST_RESETS:,} resets and {MOST_MEDIA} media"
+)
 MOST_NUMBER = 1 << 48
 """Largest number of a batch that is believed."""
 HELD_BYTES = 64 << 20
@@ -92,36 +93,30 @@ class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, g
     session_id: str | None = None
     """The id of the request that computed the blocks: the client's, or a tap's."""
 
-    @property
-    def space(self) -> int:
-        """About the memory that it takes."""
-        rows = self.extra_keys or ()
-        keys = 8 * len(rows) + sum(200 + sys.getsizeof(key) for row in rows for key in row or ())
-        names = 4 * len(self.lora_name or "") + 4 * len(self.session_id or "")
-        return 500 + names + 80 * len(self.block_hashes) + 4 * len(self.token_ids) + keys
-
 
 class Packed(Stored, tag="BlockStored", tag_field="type", frozen=True, gc=False):
     """An event as it is read: its keys are still packed."""
 
     extra_keys: Annotated[list[msgspec.Raw], Meta(max_length=MOST_BLOCKS)] | None = None
 
-    def unpack(self) -> None:
+    def unpack(self) -> int:
+        """Unpack its keys. Return about the memory that it takes beside its hashes."""
+        rows = None if self.extra_keys is None else [_keys(row) for row in self.extra_keys]
+        msgspec.structs.force_setattr(self, "extra_keys", rows)
+        msgspec.structs.force_setattr(self, "session_id", (self.session_id or "")[:LONGEST])
         # Four bytes a token: a list of numbers takes ten times as much.
         msgspec.structs.force_setattr(self, "token_ids", array("I", self.token_ids))
-        msgspec.structs.force_setattr(self, "session_id", (self.session_id or "")[:LONGEST])
-        if self.extra_keys is not None:
-            msgspec.structs.force_setattr(self, "extra_keys", [_keys(row) for row in self.extra_keys])
+        texts = [key[0] if isinstance(key, list) else key for row in rows or () for key in row or ()]
+        names = [self.lora_name, self.session_id, *texts]
+        return (
+            4 * len(self.token_ids) + 8 * len(rows or ()) + sum(150 + sys.getsizeof(name) for name in names)
+        )
 
 
 class Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type", frozen=True, gc=False):
     block_hashes: Annotated[list[Hash], Meta(max_length=MOST_BLOCKS)]
     medium: Medium | None = None
     group_idx: GroupIndex | None = None
-
-    @property
-    def space(self) -> int:
-        return 200 + 80 * len(self.block_hashes)
 
 
 class Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type", frozen=True, gc=False):
@@ -153,8 +148,7 @@ def _keys(packed: msgspec.Raw) -> Keys:
         return ([blake2b(packed).hexdigest(), 0],)
     keys: Keys = _row(packed)
     for key in keys or ():
-        image = isinstance(key, list) and [*map(type, key)] == [str, int]
-        if not image and not isinstance(key, str | bytes | int):
+        if not isinstance(key, str | bytes | int) and [*map(type, key or ())] != [str, int]:
             raise ValueError("a key of another kind")
     return keys
 
@@ -180,20 +174,16 @@ def measured(payload: bytes) -> tuple[Batch, int]:
             resets += 1
             continue
         media.add(event.medium)
+        blocks, space = blocks + len(event.block_hashes), space + 300 + 80 * len(event.block_hashes)
         if isinstance(event, Packed):
             if not event.block_size and event.medium in (None, GPU):
                 raise ValueError("blocks of no token")
-            event.unpack()
+            space += event.unpack()
             roots[event.group_idx] += event.parent_block_hash is None and event.medium in (None, GPU)
-        space, blocks = space + event.space, blocks + len(event.block_hashes)
         if space > BATCH_BYTES or blocks > MOST_BLOCKS:
-            raise BeyondError(
-                f"it has more than {MOST_BLOCKS:,} blocks, or takes more than {BATCH_BYTES >> 20} MiB"
-            )
+            raise BeyondError(BEYOND)
     if resets > MOST_RESETS or len(media) > MOST_MEDIA or max(roots.values(), default=0) > MOST_ROOTS:
-        raise BeyondError(
-            f"it has more than {MOST_ROOTS:,} beginnings, {MOST_RESETS:,} resets, or {MOST_MEDIA} media"
-        )
+        raise BeyondError(BEYOND)
     return Batch(head.ts, events, head.rank), space
 
 

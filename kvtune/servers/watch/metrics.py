@@ -47,8 +47,8 @@ WANTED = (
     LABELS_OF_CACHE,
 )
 """Prefixes of the series that are read. The others, half of the text, are skipped."""
-MOST_LINES = 200_000
-"""Most lines of an answer. An engine has about 300."""
+MOST_TEXT = 200_000
+"""Most lines of an answer, of which half are read. An engine has about 300."""
 READ_CPU_S = 3.0
 """CPU time in which an answer is read: the dearest one within the limits of lines took 0.7 s."""
 MOST = 1 << 53
@@ -114,8 +114,8 @@ OF_VLLM = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
 
 def wanted(text: str) -> list[str]:
     """Return the lines of the series of OF_VLLM."""
-    if text.count("\n") > MOST_LINES:
-        raise BeyondError(f"it has more than {MOST_LINES:,} lines")
+    if text.count("\n") > MOST_TEXT:
+        raise BeyondError(f"it has more than {MOST_TEXT:,} lines")
     comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in OF_VLLM)
     return [
         line for line in text.split("\n") if line.startswith((*OF_VLLM, *comments)) and "_created" not in line

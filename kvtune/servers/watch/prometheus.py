@@ -10,14 +10,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated
 from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Meta
 
-from kvtune.base.bounded import TooLongError, cpu_limit
+from kvtune.base.bounded import cpu_limit
 from kvtune.base.commands import command
 from kvtune.base.errors import KvtuneError
 from kvtune.base.units import count, percent
@@ -45,8 +45,8 @@ ANSWER_S, WHOLE_S = 30.0, 60.0
 JUDGE_CPU_S = 5.0
 """CPU time for one instance's hour."""
 MOST_INSTANCES = 100
-MOST_SAMPLES = 500
-"""Most samples of a series; there are 241."""
+MOST_SAMPLES, MOST_SERIES = 500, 5_000
+"""Most samples of a series, of which there are 241, and series of an answer: those of 100 engines take half."""
 MOST_NAMED = 16
 """Instances that a command names."""
 ADDRESS = re.compile(r"[\w.-]{1,200}:\d{1,5}|\[[0-9a-fA-F:]{2,40}\]:\d{1,5}")
@@ -77,7 +77,7 @@ class _Series(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    result: list[_Series] = []
+    result: Annotated[list[_Series], Meta(max_length=MOST_SERIES)] = []
 
 
 class _Answer(msgspec.Struct):
@@ -134,34 +134,22 @@ def read_hour(client: Client, job: str, now: float, limits: Limits) -> Hour:
     series = "|".join(map(re.escape, SERIES))
     asked = names[:MOST_INSTANCES]
 
+    def path_of(name: str) -> str:
+        where = f'job={quoted},instance={json.dumps(name, ensure_ascii=False)},__name__=~"{PREFIX}({series})"'
+        return _path(f"{{{where}}}", now, STEP_S)
+
     def judged(place: int, answer: bytes) -> Instance:
         made = client.read(answer, PATH, _Answer).data.result
-        try:
-            with cpu_limit(JUDGE_CPU_S):
-                return instance_of(asked[place], _scrapes(client, made), now, limits)
-        except TooLongError as error:
-            raise KvtuneError(
-                f"{client.base} has more than can be judged: {error}", "is it vLLM's?"
-            ) from None
+        return instance_of(asked[place], _scrapes(client, made), now, limits)
 
-    paths = [
-        _path(
-            f'{{job={quoted},instance={json.dumps(name, ensure_ascii=False)},__name__=~"{PREFIX}({series})"}}',
-            now,
-            STEP_S,
-        )
-        for name in asked
-    ]
-    answers = client.ask_all(paths, judged, seconds=ANSWER_S, whole_s=WHOLE_S)
+    answers = client.ask_all([*map(path_of, asked)], judged, seconds=ANSWER_S, whole_s=WHOLE_S)
     instances = [answer for answer in answers if isinstance(answer, Instance)]
-    failed = [(n, error) for n, error in zip(asked, answers, strict=True) if isinstance(error, KvtuneError)]
-    if not instances:
-        raise failed[0][1]
-    if failed:
-        name, error = failed[0]
-        notes.append(
-            f"of {len(failed)} instances nothing is known; the first, {one_line(name)}: {error.message}"
-        )
+    failed = {name: each for name, each in zip(asked, answers, strict=True) if isinstance(each, KvtuneError)}
+    for name, error in islice(failed.items(), 1):
+        if not instances:
+            raise error
+        first = f"the first, {one_line(name)}: {error.message}"
+        notes.append(f"of {len(failed)} instances nothing is known; {first}")
     return Hour(client.base, job, now, instances, notes)
 
 
@@ -214,7 +202,8 @@ def _scrapes(client: Client, answer: Sequence[_Series]) -> list[Scrape]:
     if len(samples) > MOST_SAMPLES:
         raise KvtuneError(f"{client.base} has samples of {count(len(samples))} times", "is it Prometheus?")
     try:
-        made = [scrape_of(samples[time_s], time_s) for time_s in sorted(samples)]
+        with cpu_limit(JUDGE_CPU_S):
+            made = [scrape_of(samples[time_s], time_s) for time_s in sorted(samples)]
     except UNREADABLE as error:
         raise KvtuneError(
             f"{client.base} has values that no server has: {one_line(str(error))[:200]}", "is it vLLM's?"

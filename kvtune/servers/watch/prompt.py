@@ -86,6 +86,11 @@ class Prompt:
         """Whether a chunk may come in this step: the scheduler cuts a prompt only where a step is full."""
         return step - self.last.step <= GROWING and self.blocks.filled(self.last.step, self.size)
 
+    @property
+    def end(self) -> tuple[int, int, Hash]:
+        """Rank, step and last block of its last chunk."""
+        return self.blocks.rank, self.last.step, self.chain[-1]
+
     def drop_singles(self) -> None:
         """Let go of the blocks at its end that are an answer's."""
         for row in (self.chain, self.on_ranks, self.tokens) if self.singles else ():

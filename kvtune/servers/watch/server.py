@@ -91,9 +91,8 @@ class Server:
         try:
             scrape = metrics.read(text, time.time())
         except metrics.UNREADABLE as error:
-            if isinstance(error, BeyondError | TooLongError):
-                raise KvtuneError(f"{self.base}/metrics is not read: {error}", NOT_VLLM) from None
-            detail = f": {one_line(str(error))[:200]}" if isinstance(error, metrics.WrongValue) else ""
+            told = isinstance(error, metrics.WrongValue | BeyondError | TooLongError)
+            detail = f": {one_line(str(error))[:200]}" if told else ""
             raise KvtuneError(f"{self.base}/metrics is not in Prometheus' format{detail}", NOT_VLLM) from None
         if not scrape.values:
             raise KvtuneError(f"{self.base}/metrics has no series of vLLM", f"it is {NOT_VLLM}")

@@ -41,6 +41,8 @@ REREAD_S = 10.0
 """Seconds between two questions for the servers' addresses."""
 AGAIN_S = 5.0
 """Seconds until one of several servers that did not answer is asked again: a question may take as long."""
+WHOLE_S = 60.0
+"""Seconds for asking those that have not answered yet: the others are asked at the next look."""
 LATE_S = 0.1
 """Seconds after which the events have come that any server had published before: half of it is the reader's."""
 FLEET_BYTES, MOST_FLEET_BYTES = 1 << 30, 4 << 30
@@ -288,8 +290,11 @@ class Servers:
             self._read = 0.0
 
     def _look(self) -> None:
+        end = time.monotonic() + WHOLE_S
         fresh = [member for member in self.members.values() if not member.listens]
-        for member in fresh:
+        for member in sorted(fresh, key=lambda member: member.due):
+            if time.monotonic() > end:  # the others at the next look
+                break
             member.look()
             if member.listens:
                 member.same_as = self._same_as(member)

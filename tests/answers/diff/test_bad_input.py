@@ -177,3 +177,20 @@ def test_one_vllm_of_two_names_differs_in_nothing_and_nobody_is_asked(
     assert "nothing can differ" in " ".join(told.out.split()) and told.err == ""
     assert run(["diff", "0.32", "0.32.0", "tiny-llama", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"".join(b"m%d\n" % n for n in range(50_000)), "names 50,000 models; 100 are asked about at most"),
+        (b"\x00\x1b[31m\n" * 9, "is the name of no model"),
+        (b"x" * 5000, "is the name of no model"),
+    ],
+)
+def test_a_list_of_models_has_a_length(
+    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    (tmp_path / "models").write_bytes(content)
+    assert run(["diff", *sides, "--models", str(tmp_path / "models")]) == 2
+    err = capsys.readouterr().err
+    assert says in err and "\x1b" not in err and len(err) < 400

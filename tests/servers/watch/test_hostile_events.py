@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,24 @@ import pytest
 from kvtune.base.errors import KvtuneError
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.audit import Audit, Rank
 from kvtune.servers.watch.blocks import UNKNOWN, Blocks
-from kvtune.servers.watch.events import END, Asked, Reader, Received, Stream, decoded
+from kvtune.servers.watch.events import (
+    END,
+    Asked,
+    Reader,
+    Received,
+    Removed,
+    Stored,
+    Stream,
+    decoded,
+    measured,
+)
 from kvtune.servers.watch.export import Exporter
 from kvtune.servers.watch.server import Server
 from kvtune.servers.watch.servers import Servers
-from kvtune.servers.watch.watched import Watched
+from kvtune.servers.watch.watched import Room, Watched
+from tests.base.test_bounded import steps
 from tests.servers.watch.played import HERE, Answers, Publisher, answers_of, counters, http, started, until
 
 SIZE = 4
@@ -262,15 +275,19 @@ def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pyte
 def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtune.servers.watch.cache.MOST_WALKED", 20)
     publisher = Publisher(HERE, HERE)
-    chain = stored(list(range(10)), None)
-    publisher.publish([(0, payload(chain)), (1, payload(*[stored([n], 9) for n in range(20, 24)]))])
+    publisher.publish([(0, payload(stored(list(range(10)), None)))])
+
+    def broken(*_: object) -> None:
+        raise ValueError("too many")
+
     with watched(publisher) as watching:
-        watching.start()
-        shot = watching.look()
+        with monkeypatch.context() as broke:
+            broke.setattr(Account, "store", broken)
+            watching.start()
+            shot = watching.look()
         assert shot.events.state == "unreadable" and shot.hit_tokens == 40
-        assert any("more than 20 blocks of context" in note for note in shot.notes)
+        assert any("kvtune cannot count them: too many" in note for note in shot.notes)
         publisher.sent.clear()
         publisher.publish([(0, payload(stored([1], None), at=9.0))])
         asked, watching.server.scrape = watching.server.scrape, lambda: replace(asked(), started=100.0)  # type: ignore[method-assign]
@@ -289,3 +306,165 @@ def test_what_breaks_a_look_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
             watching.look()
     assert "OverflowError: too large" in lost.value.message and "\n" not in lost.value.message
     assert json.loads(json.dumps(lost.value.message))
+
+
+def one_block(name: int, parent: Any = None, **more: Any) -> dict[str, Any]:
+    return stored([name], parent, token_ids=[name % 1000] * SIZE, **more)
+
+
+Made = Callable[[int], list[list[dict[str, Any]]]]
+"""The batches of a stream of this size."""
+STREAMS: dict[str, Made] = {
+    "roots": lambda n: [[one_block(name) for name in range(n)]],
+    "roots of sessions": lambda n: [[one_block(name, session_id=f"{name}") for name in range(n)]],
+    "roots in batches": lambda n: [[one_block(n * part + name) for name in range(n)] for part in range(3)],
+    "one root again and again, and what follows it": lambda n: [
+        [one_block(7)] * n + [one_block(100 + name, 7) for name in range(n)]
+    ],
+    "roots in a wide step, and what follows in the next": lambda n: [
+        [stored([*range(10**6, 10**6 + 4 * n)], None), *(one_block(name) for name in range(n))],
+        [one_block(10**5 + name, name) for name in range(n)],
+    ],
+    "blocks after one": lambda n: [[one_block(7), *(one_block(100 + name, 7) for name in range(n))]],
+    "prompts of one block, each with its answer": lambda n: [
+        [one_block(name), one_block(10**6 + name, name)] for name in range(n)
+    ],
+    "removals": lambda n: [[one_block(7)], [removed(*[7] * n)], [removed(*range(n))]],
+    "copies": lambda n: [[one_block(7)] * n, [removed(7)] * n],
+    "a tier": lambda n: [
+        [one_block(name, medium="CPU") for name in range(n)],
+        [removed(*range(n), medium="CPU")],
+    ],
+    "tiers": lambda n: [[one_block(name, medium=f"T{name % 7}") for name in range(n)], [removed(*range(n))]],
+    "salts": lambda n: [[one_block(name, extra_keys=[[f"salt {name}"]]) for name in range(n)]],
+}
+
+
+def counted(take: Callable[[Received], object], batches: list[list[dict[str, Any]]]) -> int:
+    """Lines of Python that counting takes."""
+    came = [Received(0, decoded(payload(*events, at=float(at + 1)))) for at, events in enumerate(batches)]
+    return steps(lambda: [take(received) for received in came])
+
+
+@pytest.mark.parametrize("what", STREAMS)
+@pytest.mark.parametrize("counts", [Account, Audit], ids=["account", "audit"])
+def test_events_of_twice_the_size_take_twice_the_steps(counts: type[Account | Audit], what: str) -> None:
+    """Of each stream eight times as much: quadratic work would take 64 times the steps."""
+    small, large = (counted(counts().add, STREAMS[what](n)) for n in (40, 320))
+    assert large < 10 * small
+
+
+BEYOND = {
+    "roots": ([one_block(name) for name in range(8_193)], "a step of vLLM has at most"),
+    "resets": ([{"type": "AllBlocksCleared"}] * 1_001, "a step of vLLM has at most"),
+    "media": ([one_block(1, medium=f"T{name}") for name in range(9)], "a step of vLLM has at most"),
+    "removals": ([removed(*[1] * (1 << 17))] * 3, "a step of vLLM has at most"),
+    "memory": (
+        [one_block(1, extra_keys=[[["x" * 60_000 + "\U0001f600", 1]]])] * 290,
+        "a step of vLLM has at most",
+    ),
+    "a medium's name": ([one_block(1, medium="x" * 101)], "length <= 100"),
+    "an adapter's name": ([one_block(1, lora_name="x" * 1_025)], "length <= 1024"),
+    "a group": ([one_block(1, group_idx=256)], "< 256|<= 255"),
+    "keys of another kind": ([one_block(1, extra_keys=[[[]] * 9])], "another kind"),
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_a_batch_that_vllm_cannot_produce_is_not_read(what: str) -> None:
+    events, why = BEYOND[what]
+    with pytest.raises(ValueError, match=why):
+        decoded(payload(*events))
+
+
+KEYS = {
+    "empty lists": [[[]] * 400_000],
+    "empty maps": [[{}] * 400_000],
+    "lists of blocks": [[]] * 400_000,
+    "keys of a block": [["x"] * 400_000],
+    "a name": [["x" * 400_000]],
+}
+
+
+@pytest.mark.parametrize("what", KEYS)
+def test_keys_take_a_part_of_what_they_could_become(what: str) -> None:
+    """Each empty list was one byte of the message, and 56 of memory, as often as the client wrote it."""
+    packed = payload(one_block(1, extra_keys=KEYS[what]))
+    tracemalloc.start()
+    with suppress(ValueError):
+        decoded(packed)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * len(packed)
+
+
+def test_what_a_batch_takes_is_what_is_counted() -> None:
+    images = [[["x" * 64, at]] for at in range(500)]
+    for events in (
+        [one_block(1 << 60 | name) for name in range(500)],
+        [removed(*(1 << 60 | name for name in range(5000)))],
+        [stored([1 << 60 | name for name in range(500)], None, extra_keys=images)],
+        [one_block(1, session_id="x" * 1000, lora_name="\U0001f600" * 1000)] * 50,
+    ):
+        packed = payload(*events)
+        measured(packed)
+        tracemalloc.start()
+        kept = measured(packed)
+        took = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert took / 2 < kept[1] + 2_000 and kept[1] < 6 * took, (took, kept[1])
+
+
+def test_long_names_are_counted_as_held() -> None:
+    made = account(*(payload(one_block(n, extra_keys=[["s" * 1_000 + str(n)]])) for n in range(100)))
+    assert made.held_bytes > 100 * 4_000
+    without = made.held_bytes
+    made.blocks[0].clear()
+    assert made.blocks[0].forget(50) == 50 and made.held_bytes < without * 0.6
+
+
+def test_a_look_that_takes_too_long_ends_the_reading_and_nothing_is_told_of_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.watched.LOOK_CPU_S", 0.05)
+    monkeypatch.setattr("kvtune.servers.watch.watched.BYTES_CPU_S", 1 << 40)
+    publisher = Publisher(HERE, HERE)
+    chain = stored([*range(50_000)], None)
+    publisher.publish([(0, payload(chain)), (1, payload(*[one_block(10**6 + n, 49_999) for n in range(70)]))])
+    with watched(publisher) as watching:
+        watching.start()
+        shot = watching.look()
+    assert shot.events.state == "unreadable" and shot.cached_blocks is None and shot.evicted_blocks_s is None
+    assert any("it takes more than 0" in note for note in shot.notes) and shot.hit_tokens == 40
+    assert not watching.account.blocks
+
+
+def test_all_servers_keep_batches_in_one_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = decoded(payload(one_block(1)))
+    room = Room(left=2_500)
+    with started(Answers(counters(100, 40))) as first, started(Answers(counters(100, 40))) as second:
+        for one in (first, second):
+            one.reader, one.keep, one.room = reader(), [], room
+            for at in range(3):
+                one.count([Received(0, batch, size=1_000, number=at)])
+            one.reader = None
+    assert [first.kept_until, second.kept_until] == [batch.ts, batch.ts]
+    assert (len(first.keep or ()), len(second.keep or ())) == (3, 1)
+
+
+def test_an_audit_of_more_than_it_can_count_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.audit.MOST_HELD", 100)
+    audit = Audit()
+    audit.add(Received(0, decoded(payload(*(one_block(name) for name in range(100))))))
+    with pytest.raises(ValueError, match="more than 100 blocks are held"):
+        audit.add(Received(0, decoded(payload(one_block(100)))))
+
+
+def test_an_audit_forgets_what_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.audit.MOST_KNOWN", 40)
+    rank = Rank(_forget_at=40)
+    for name in range(100):
+        rank.store(Stored([name], [1], 1))
+        if name % 10:
+            rank.remove(Removed([name]))
+    assert set(range(0, 100, 10)) <= rank.known.keys() and 40 <= len(rank.known) <= 51

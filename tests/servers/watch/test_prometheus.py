@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -199,3 +200,64 @@ def test_the_hour_is_asked_for_in_time(capsys: pytest.CaptureFixture[str]) -> No
     begun = time.time()
     answers = json.loads(asked(capsys, Prometheus("vllm", {"a:1": seats}), "--json")[1])
     assert begun - 1 <= answers["at"] <= time.time() and len(answers["instances"][0]["slices"]) == 12
+
+
+def test_instances_are_asked_at_once_and_one_that_is_wrong_is_a_note(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The second question waits for the first's answer to be asked, too: one after another they would never end."""
+    asked_at_once = threading.Barrier(2, timeout=20.0)
+
+    def waits(at: float) -> str:
+        if at == 0:
+            asked_at_once.wait()
+        return seats(at)
+
+    told = {"a:1": waits, "b:1": waits, "c:1": lambda at: seats(at) + "vllm:num_preemptions_total NaN\n"}
+    code, out, err = asked(capsys, Prometheus("vllm", told), "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert [each["instance"] for each in answer["instances"]][:2] == ["a:1", "b:1"]
+    (note,) = answer["notes"]
+    assert "the first, c:1: " in note and "no server has" in note
+
+
+def test_all_questions_have_one_deadline(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.prometheus.WHOLE_S", 1.0)
+    ended = threading.Event()
+
+    def silent(_: float) -> str:
+        ended.wait(30.0)
+        return ""
+
+    told = {"a:1": seats, **{f"s{n}:1": silent for n in range(20)}}
+    try:
+        code, out, err = asked(capsys, Prometheus("vllm", told), "--json")
+    finally:
+        ended.set()
+    assert code == 0, err
+    answer = json.loads(out)
+    assert [each["instance"] for each in answer["instances"]] == ["a:1"]
+    assert any("of 20 instances nothing is known; the first, s0:1" in note for note in answer["notes"])
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([[float(n), "1"] for n in range(501)], "JSON of another kind"),
+        ([[1.0, "1" * 101]], "JSON of another kind"),
+    ],
+)
+def test_more_samples_than_an_hour_has_are_not_read(
+    capsys: pytest.CaptureFixture[str], values: list[Any], says: str
+) -> None:
+    class Long(Prometheus):
+        def get(self, path: str, default: Any = None) -> Any:
+            answer = super().get(path, default)
+            of_one = "instance=" in parse_qs(urlsplit(path).query)["query"][0]
+            return (200, matrix([{"metric": {"__name__": "vllm:x"}, "values": values}])) if of_one else answer
+
+    code, _, err = asked(capsys, Long("vllm", {"a:1": seats}))
+    assert code == 1 and says in err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,18 +52,6 @@ def new_run_path(text: str) -> Path:
     return _fitting(text, ".kvrun", "a run file", f"-o R.kvrun{page}")
 
 
-def new_page_path(text: str) -> Path:
-    return _fitting(text, ".html", "a page", "give NAME.html")
-
-
-def new_log_path(text: str) -> Path:
-    return _fitting(text, ".jsonl", "a log", "give NAME.jsonl")
-
-
-def new_export_path(text: str) -> Path:
-    return _fitting(text, ".json", "a trace, or a folder of CSV", "give NAME.json, or FOLDER")
-
-
 def new_folder(text: str) -> Path:
     return Path(text) if Path(text).is_dir() else _fitting(text, "", "a folder", "-o FOLDER")
 
@@ -74,6 +62,13 @@ def _fitting(text: str, suffix: str, what: str, hint: str) -> Path:
         raise UsageError(f"{text}: what is written here is {what}", hint)
     return Path(text)
 
+
+def _new(suffix: str, what: str) -> Callable[[str], Path]:
+    return lambda text: _fitting(text, suffix, what, f"give NAME{suffix}")
+
+
+new_page_path, new_log_path = _new(".html", "a page"), _new(".jsonl", "a log")
+new_export_path = _new(".json", "a trace, or a folder of CSV")
 
 MODEL = fixed()("""What `vllm serve` takes, or a built-in tiny model: tiny-opt, tiny-llama, tiny-gemma3,
     tiny-qwen3next, tiny-granite.""")

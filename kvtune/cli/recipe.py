@@ -130,7 +130,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
         runs=runs,
         fewest=FEWEST * 2,
     )
-    with TrialsView({"sim": 2 * simulated}, OBJECTIVES["hit-rate"]) as view:
+    with TrialsView(2 * simulated, OBJECTIVES["hit-rate"]) as view:
         verified = check(
             loaded,
             str(path),

@@ -90,10 +90,11 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         replays, runs = replays * simulated, runs * run
         announce_study(setup, work, query.output, replays=replays, runs=runs)
         try:
-            with TrialsView({"sim": replays, "engine": runs}, objective) as view:
-                if simulated:
+            if simulated:
+                with TrialsView(replays, objective) as view:
                     sweeps.run(setup.replayed(), planned, journal, view, lab)
-                if run:
+            if run:
+                with TrialsView(runs, objective, "engine") as view:
                     sweeps.run(setup, planned, journal, view, lab, output=query.output)
         except KeyboardInterrupt:
             return interrupted(journal)

@@ -128,7 +128,7 @@ def tune(query: TuneQuery, lab: Lab) -> int:
     refuse_foreign_outputs(path, settings.recipe, study_identity("tune", setup), force=query.force)
     with StudyJournal(path, "tune", setup) as journal:
         try:
-            with TrialsView({"sim": replays}, objective) as view:
+            with TrialsView(replays, objective) as view:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)

@@ -118,7 +118,7 @@ def test_a_pipe_is_told_what_goes_on_while_an_engine_starts_and_between_events(
 def test_a_pipe_is_told_how_many_trials_are_done_while_none_ends(
     ticks: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with TrialsView({"sim": 9}, OBJECTIVES["hit-rate"]) as view:
+    with TrialsView(9, OBJECTIVES["hit-rate"]) as view:
         ticks()
         assert capsys.readouterr().err.splitlines()[1].startswith("0 of 9 trials done, starting, ")
         view.phase("searching in simulation")
@@ -134,7 +134,7 @@ def test_only_what_is_planned_is_counted_down(
     """A search: stock's run, three replays of 10 s, and engine runs of 100 s, of which nobody knows how many come."""
     now = [0.0]
     monkeypatch.setattr("kvtune.cli.views.trials.monotonic", lambda: now[0])
-    view = TrialsView({"sim": 3}, OBJECTIVES["hit-rate"])
+    view = TrialsView(3, OBJECTIVES["hit-rate"])
     said = []
     for number, (on, seconds) in enumerate([("engine", 100), *[("sim", 10)] * 3, *[("engine", 100)] * 3]):
         now[0] += seconds
@@ -151,17 +151,17 @@ def test_only_what_is_planned_is_counted_down(
         "3 of 3 trials and 3 engine runs done | ",
         "3 of 3 trials and 4 engine runs done | ",
     ]
-    view = TrialsView({"sim": 3}, OBJECTIVES["hit-rate"])
+    view = TrialsView(3, OBJECTIVES["hit-rate"])
     view.phase("searching in simulation")
     view(Trial(number=0, settings={}, on="sim"))
     view.phase("finalists on the engine")
     assert view._done().startswith("1 trials done, ") and "left" not in view._done()
-    both = TrialsView({"sim": 2, "engine": 2}, OBJECTIVES["hit-rate"])
-    for number, (on, seconds) in enumerate([("sim", 10), ("sim", 10), ("engine", 100)]):
-        now[0] += seconds
-        assert "left" not in both._done(), "an engine's runs are not known by replays"
-        both(Trial(number=number, settings={}, on=on))  # type: ignore[arg-type]
-    assert both._done().endswith("so far, about 2 min left")
+    engines = TrialsView(3, OBJECTIVES["hit-rate"], "engine")
+    now[0] += 100
+    engines(Trial(number=0, settings={}, on="engine"))
+    assert engines._done().startswith("1 of 3 trials done") and engines._done().endswith("about 3 min left")
+    verifying = TrialsView(0, OBJECTIVES["hit-rate"])
+    assert verifying._done().startswith("0 engine runs done")
 
 
 def test_a_plan_says_the_fewest_and_the_most_runs(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_page_says_what_its_knobs_are(tmp_path: Path) -> None:
 
 
 def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrialsView({"sim": 3}, OBJECTIVES["hit-rate"]) as view:
+    with TrialsView(3, OBJECTIVES["hit-rate"]) as view:
         view(trial(7, 0.25, slack=512))
         view(Trial(number=4, settings={}, on="sim", core="stock", role="baseline"))
     first, second = capsys.readouterr().err.splitlines()[-2:]

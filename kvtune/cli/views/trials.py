@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from math import nan
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -32,15 +29,13 @@ LIVE_ROWS = 12
 class TrialsView:
     """Shows trials as they end. Call it with each trial. Without a terminal each trial is a line.
 
-    `planned`: how many run where. How many engine runs a confirmation takes is not known, so they are not among them:
-    they are counted as they come, and the time that is left is that of the planned ones.
+    `total`: how many run in one `place`. How many engine runs confirm them is not known: they are counted as they come.
     """
 
-    def __init__(self, planned: Mapping[Place, int], objective: Objective) -> None:
-        self._planned, self._by = {place: number for place, number in planned.items() if number}, objective
+    def __init__(self, total: int, objective: Objective, place: Place = "sim") -> None:
+        self._total, self._by, self._place = total, objective, place
         self._trials: list[Trial] = []
-        self._places: Counter[Place] = Counter()
-        self._took_s: defaultdict[Place, float] = defaultdict(float)
+        self._ran, self._took_s = 0, 0.0
         self._console = console(stderr=True)
         self._phase = "starting"
         self._began = self._last = monotonic()
@@ -65,9 +60,10 @@ class TrialsView:
 
     def __call__(self, trial: Trial) -> None:
         self._trials.append(trial)
-        self._places[trial.on] += 1
         before, self._last = self._last, monotonic()
-        self._took_s[trial.on] += self._last - before
+        if trial.on == self._place:
+            self._ran += 1
+            self._took_s += self._last - before
         if not self._console.is_terminal:
             self._ticker.said()
             name = "stock (baseline) on" if trial.role == "baseline" else f"trial {trial.number} on"
@@ -79,37 +75,28 @@ class TrialsView:
     def phase(self, text: str) -> None:
         """Name what begins. A search that ended before its last trial has no more of them."""
         self._phase = text
-        if self._places.total() > self._others:
-            self._planned = dict.fromkeys(self._planned, 0)
+        if self._ran:
+            self._total = 0
         if not self._console.is_terminal:
             self._ticker.said()
             print(text, file=sys.stderr, flush=True)
 
     def _done(self) -> str:
         """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s so far, about 24 s left`."""
-        left_s = sum(map(self._left_s, self._planned))
-        left = f", about {minutes(left_s)} left" if left_s > 0 else ""
-        if left and self._others:
-            left += " of the replays"
+        left = ""
+        if 0 < self._ran < self._total:
+            left = f", about {minutes(self._took_s / self._ran * (self._total - self._ran))} left"
+            left += " of the replays" if len(self._trials) > self._ran else ""
         took = minutes(monotonic() - self._began)
         return f"{self._counted(' trials')} done, {self._phase}, {took} so far{left}"
 
-    def _left_s(self, place: Place) -> float:
-        """Return the time of the planned trials that have not run; NaN before the first."""
-        done = self._places[place]
-        left = max(0, self._planned[place] - done)
-        return left * (self._took_s[place] / done if done else nan) if left else 0.0
-
-    @property
-    def _others(self) -> int:
-        return sum(number for place, number in self._places.items() if place not in self._planned)
-
     def _counted(self, noun: str = "") -> str:
         """Return `3 of 9`; `10` where there are more than were planned; engine runs that were not planned beside it."""
-        total, done = sum(self._planned.values()), self._places.total() - self._others
-        counts = [f"{done} of {total}{noun}" if done <= total else f"{done}{noun}"] if self._planned else []
-        if self._others or not counts:
-            counts.append(f"{self._others} engine run{'' if self._others == 1 else 's'}")
+        others = len(self._trials) - self._ran
+        whole = f" of {self._total}" if self._total >= self._ran else ""
+        counts = [f"{self._ran}{whole}{noun}"] if self._total or self._ran else []
+        if others or not counts:
+            counts.append(f"{others} engine run{'' if others == 1 else 's'}")
         return " and ".join(counts)
 
     def _drawn(self) -> RenderableType:

@@ -188,6 +188,12 @@ class Seen:
         return [int(scrape.get("num_requests_running") or 0) for scrape in self.scrapes]
 
     @property
+    def idle(self) -> bool:
+        busy = any(self.running) or self.waits or self.deferred
+        short = bool(self.ended) and (self.ended_s or 0.0) <= IDLE_SHARE.value * self.between.seconds
+        return not busy and (not self.steps or short)
+
+    @property
     def step_s(self) -> float | None:
         """The mean time of a step, of each engine, if requests ran in every look."""
         return self.between.seconds * self.engines / self.steps if self.steps and all(self.running) else None
@@ -295,10 +301,8 @@ def _judged(seen: Seen) -> Judged:
             f"the pool had no block left: running requests were preempted {count(seen.preempted)} times",
             "no preemption, while as many requests run",
         )
-    if idle := _judged_idle(seen):
-        return idle
     # A request that the API server reads is at no look running or waiting.
-    if seen.front_share is not None and seen.front_share >= FRONT_SHARE.value:
+    if seen.front_share is not None and seen.front_share >= FRONT_SHARE.value and not seen.idle:
         return (
             "host-bound",
             f"{percent(seen.front_share)} of the requests' time was the API server's, before and behind the engine",
@@ -308,20 +312,14 @@ def _judged(seen: Seen) -> Judged:
     return _judged_queue(seen) if many else _judged_without_queue(seen)
 
 
-def _judged_idle(seen: Seen) -> Judged | None:
-    busy = any(seen.running) or seen.waits or seen.deferred
-    short = bool(seen.ended) and (seen.ended_s or 0.0) <= IDLE_SHARE.value * seen.between.seconds
-    if not busy and (not seen.steps or short):
+def _judged_without_queue(seen: Seen) -> Judged:
+    if seen.idle:
         return (
             "idle",
             "no request ran or waited in any look"
             + (f", and those that ended between took {ms(1000 * seen.ended_s)}" if seen.ended_s else ""),
             "a look with a running request; a first step that has not ended yet is in no metric",
         )
-    return None
-
-
-def _judged_without_queue(seen: Seen) -> Judged:
     if seen.deferred:
         return _unknown(
             "requests wait, but not for capacity: vLLM defers them (LoRA adapters, KV transfers, grammars)",

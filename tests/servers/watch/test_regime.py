@@ -330,7 +330,6 @@ def test_what_is_said_of_a_real_server_is_true_or_it_cannot_tell(number: int) ->
 
 EDGES = (
     ("host-bound", "of the requests' time was the API server's"),
-    ("host-bound", "of the requests' time was the API server's"),
     ("pool-bound", "and 2 of the mean length fill the pool"),
     ("pool-bound", "fill the pool: pool-bound, unless --max-num-seqs is 2"),
     ("cannot tell", "no step ended in 4 s"),

@@ -47,7 +47,7 @@ TEXT = Engine(64, 4096, 1200, longest=16384)
 TWO_FIT = Engine(64, 2048, 140)
 SLOW = Engine(64, 2048, 1200, step_us=0.0, token_us=8000.0)
 EDGES = [
-    (TEXT, [Load(12, 0, 1, words=2400), Load(6, 0, 2, words=1600)]),
+    (TEXT, [Load(12, 0, 1, words=2400)]),
     (TWO_FIT, [Load(20, 1500, 200)]),
     (replace(TWO_FIT, told=False), [Load(20, 1500, 200)]),
     (SLOW, [Load(12, 1900, 1, warm_s=19.0)]),
@@ -259,4 +259,4 @@ def test_a_named_regime_is_true_or_it_cannot_tell(tmp_path: Path) -> None:
 
 def test_the_edges_of_the_regimes_are_told(tmp_path: Path) -> None:
     found = [each.found for each in try_all(tmp_path, "edges", EDGES)]
-    assert found == ["host-bound", "host-bound", "pool-bound", "pool-bound", "cannot tell"]
+    assert found == ["host-bound", "pool-bound", "pool-bound", "cannot tell"]

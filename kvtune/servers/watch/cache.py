@@ -20,8 +20,8 @@ MOST_HELD_BYTES = 400 << 20
 """Most memory for the blocks of all ranks: about 600 bytes a block (measured: 550), and its tokens."""
 BLOCK_BYTES = 600
 LOOK_CPU_S, BYTES_CPU_S = 2.0, 16 << 20
-"""CPU time in which what came until a look is counted, and memory of batches for which a second more is given: four
-times what a server of vLLM needs."""
+"""CPU time in which what came until a look is counted, and memory of batches that gives a second more: long prompts
+need a fifth of it, prompts of one block two thirds."""
 MOST_AGES = 100_000
 
 

@@ -454,6 +454,10 @@ def test_an_audit_of_more_than_it_can_count_ends_in_a_line(monkeypatch: pytest.M
     audit.add(Received(0, decoded(payload(*(one_block(name) for name in range(100))))))
     with pytest.raises(ValueError, match="more than 100 blocks are held"):
         audit.add(Received(0, decoded(payload(one_block(100)))))
+    audit = Audit()
+    with pytest.raises(ValueError, match="more than 512 places"):
+        for name in range(600):
+            audit.add(Received(0, decoded(payload(removed(1, medium=f"T{name}")))))
 
 
 def test_an_audit_forgets_what_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:

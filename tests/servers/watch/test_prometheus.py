@@ -238,7 +238,7 @@ class Silent(httpx.AsyncBaseTransport):
             {"metric": {"__name__": "vllm:num_requests_running", "instance": name}, "values": []}
             for name in names
         ]
-        return httpx.Response(200, content=matrix(rows).encode())
+        return httpx.Response(200, stream=httpx.ByteStream(matrix(rows).encode()))
 
 
 def test_all_questions_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

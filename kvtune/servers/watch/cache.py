@@ -21,7 +21,7 @@ MOST_HELD_BYTES = 400 << 20
 BLOCK_BYTES = 600
 LOOK_CPU_S, BYTES_CPU_S = 2.0, 16 << 20
 """CPU time in which what came until a look is counted, and memory of batches that gives a second more: long prompts
-need a fifth of it, prompts of one block two thirds."""
+need a tenth of it, prompts of one block six tenths."""
 MOST_AGES = 100_000
 MOST_WALKED = 4_000_000
 """Most blocks before the stretches of one batch: 64 prompts of a million tokens. A batch with more is not counted."""

@@ -98,14 +98,17 @@ def _own_gpu() -> Platform | None:
 
 
 def _models(query: DiffQuery) -> list[str]:
-    from kvtune.base.files import explained, read_regular
+    from kvtune.base.files import read_regular
     from kvtune.data.layout.models import SHAPES
     from kvtune.data.show.terminal import one_line
 
     if query.models is None:
         return [query.model] if query.model is not None else list(SHAPES)
-    with explained(query.models, "give a file with a model a line"):
+    try:
         lines = read_regular(query.models, 1 << 20).decode(errors="replace").splitlines()
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"cannot read {query.models}: {why}", "give a file with a model a line") from None
     names = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not names or len(names) > MOST_MODELS:
         what = f"{len(names):,} models; {MOST_MODELS} are asked about at most" if names else "no model"

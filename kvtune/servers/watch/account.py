@@ -91,7 +91,7 @@ class Account(Cache):
             self.tokens["answers"] += stretch.block_size
             return
         else:
-            prompt = Prompt.opened(stretch, blocks, blocks.chain(stretch.parent))
+            prompt = Prompt.opened(stretch, blocks, self.before(stretch, blocks))
             if ended is None or stretch.step - ended > GROWING:  # else it goes on with a computed chunk
                 self._load(prompt, blocks.in_tier(stretch.hashes))
         if self.others is not None:

@@ -87,10 +87,6 @@ class Rank:
             self.block = max(self.block, event.block_size)
         else:
             self.tiers.add(medium)
-        if len(self.held) > MOST_PLACES or sum(map(len, self.held.values())) > MOST_HELD:
-            raise BeyondError(
-                f"more than {MOST_HELD:,} blocks are held, or in more than {MOST_PLACES} places"
-            )
         if len(self.known) > self._forget_at:  # not one by one: what is held is passed over each time
             surplus = (name for name in list(self.known) if not self.media(name))
             for name in islice(surplus, len(self.known) - MOST_KNOWN):
@@ -348,6 +344,10 @@ class Audit:
             else:
                 self.resets += 1
                 rank.clear()
+        if len(rank.held) > MOST_PLACES or sum(map(len, rank.held.values())) > MOST_HELD:
+            raise BeyondError(
+                f"more than {MOST_HELD:,} blocks are held, or in more than {MOST_PLACES} places"
+            )
         if not any(each.blind == "lost" for each in self.ranks.values()):
             self.most = max(self.most, sum(each.copies for each in self.ranks.values()))
         if received.came:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from kvtune.servers.watch.blocks import Blocks, Evicted, Stretch
-from kvtune.servers.watch.events import Received
+from kvtune.servers.watch.events import Hash, Received
 
 AGES_S = 60
 """Seconds for which the ages of evicted blocks are kept."""
@@ -20,9 +20,11 @@ MOST_HELD_BYTES = 400 << 20
 """Most memory for the blocks of all ranks: about 600 bytes a block (measured: 550), and its tokens."""
 BLOCK_BYTES = 600
 LOOK_CPU_S, BYTES_CPU_S = 2.0, 16 << 20
-"""CPU time in which what came until a look is counted, and memory of batches for which a second more is given: four
-times what a server of vLLM needs."""
+"""CPU time in which what came until a look is counted, and memory of batches that gives a second more: long prompts
+need a tenth of it, prompts of one block six tenths."""
 MOST_AGES = 100_000
+MOST_WALKED = 4_000_000
+"""Most blocks before the stretches of one batch: 64 prompts of a million tokens. A batch with more is not counted."""
 
 
 @contextlib.contextmanager
@@ -55,10 +57,13 @@ class Cache:
     """Evictions of the last AGES_S: a step's time, and how often each number of seconds since a block was stored."""
     _ages: int = 0
     """How many different ages these are."""
+    _walked: int = 0
+    """Blocks before the stretches of this batch."""
 
     def stretches(self, received: Received) -> Iterator[tuple[Stretch, Blocks]]:
         """Yield each stretch of a batch, with its rank's blocks as they were before the stretch."""
         batch, rank = received.batch, received.rank
+        self._walked = 0
         if received.fresh:
             self.forget(rank)
         blocks = self.blocks.get(rank)
@@ -79,6 +84,14 @@ class Cache:
             count := max(self.blocks.values(), key=lambda each: each.remembered).forget(over)
         ):
             over -= count
+
+    def before(self, stretch: Stretch, blocks: Blocks) -> list[Hash]:
+        """Return the chain of blocks before a stretch of this batch. ValueError if there are too many."""
+        chain = blocks.chain(stretch.parent)
+        self._walked += len(chain)
+        if self._walked > MOST_WALKED:
+            raise ValueError(f"a step has more than {MOST_WALKED:,} blocks of context")
+        return chain
 
     def forget(self, rank: int) -> None:
         """Begin with an empty cache, because the rank was restarted."""

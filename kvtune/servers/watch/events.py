@@ -33,7 +33,7 @@ Hash = int | Annotated[bytes, Meta(max_length=64)]
 LONGEST = 1024
 """Longest name of an adapter that is read, and part of a session's id. vLLM refuses a salt that is longer."""
 Keys = Sequence[Any] | None
-"""Of one block: adapter, images (each with where it begins in the block), salt, the digest of embeddings."""
+"""The keys of a block: adapter, images (each with where it begins in the block), salt, the digest of embeddings."""
 GPU = "GPU"
 """The medium of the pool's events; others are of tiers below it."""
 TRIED = ("0.29", "0.30", "0.31", "0.32", "0.33")

@@ -29,6 +29,7 @@ class Others:
 
     def ask(self, prompt: Prompt, chunk: Stretch) -> None:
         """Note what the other servers have of a prompt up to the end of this chunk, before its blocks are stored."""
+        prompt.elsewhere.computed += [False] * (len(prompt.chain) - len(prompt.elsewhere.computed))
         size, name = chunk.block_size, chunk.contents[0] if chunk.contents else 0
         there = [row for row in self.blocks() if row[0].size != size or name in row[0].contents]
         blocks = prompt.blocks.known

@@ -32,8 +32,8 @@ class Prompt:
     """`chain`: its blocks up to now, of which the first `hit` were in the cache. `first`, `last`: its chunks.
 
     `rooted`: its beginning is known. `states`: what was known of its first blocks; of those after a new one, nothing.
-    `on_ranks`: of each block, whether another rank had computed it; `elsewhere`: what other servers had of it.
-    `tokens`: of each block that it computed. `singles`: blocks at its end that came one by one: they are an answer's,
+    `elsewhere`: what other servers had of it. Of each block that it computed, `tokens`: its tokens; `on_ranks`: whether
+    another rank had computed it. `singles`: blocks at its end that came one by one: they are an answer's,
     unless a longer chunk follows.
     """
 
@@ -55,7 +55,6 @@ class Prompt:
     @classmethod
     def opened(cls, chunk: Stretch, blocks: Blocks, before: list[Hash]) -> Prompt:
         """Open a prompt at its first chunk. The chain of blocks before that, it has hit."""
-        nothing = [False] * len(before)
         return cls(
             blocks=blocks,
             first=chunk,
@@ -64,8 +63,8 @@ class Prompt:
             hit=len(before),
             rooted=blocks.known[before[0]].end != UNKNOWN if before else chunk.parent is None,
             states=blocks.states(before) if chunk.hashes[0] in blocks.known else [],
-            on_ranks=nothing,
-            elsewhere=Elsewhere(chunk.at, [*nothing]),
+            on_ranks=[],
+            elsewhere=Elsewhere(chunk.at, []),
             tokens=[],
         )
 
@@ -122,7 +121,7 @@ class Prompt:
     def on_ranks_until(self) -> int:
         """Its first blocks that a rank of its server had computed."""
         end = len(self.chain)
-        return next((n for n in range(self.seen, end) if not self.on_ranks[n]), end)
+        return next((n for n in range(self.seen, end) if not self.on_ranks[n - end]), end)
 
     @property
     def known_until(self) -> int:

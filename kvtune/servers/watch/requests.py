@@ -152,7 +152,7 @@ class Requests:
             self._fresh.add(received.rank)
         for stretch, blocks in self.cache.stretches(received):
             self._size, self._stored = stretch.block_size, True
-            prefix = b"".join(blocks.known[name].tokens for name in blocks.chain(stretch.parent))
+            prefix = b"".join(blocks.known[name].tokens for name in self.cache.before(stretch, blocks))
             if (line := self._owner(prefix, stretch)) is None:
                 continue
             if line.edges is None:

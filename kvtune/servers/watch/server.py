@@ -91,8 +91,8 @@ class Server:
         try:
             scrape = metrics.read(text, time.time())
         except metrics.UNREADABLE as error:
-            told = isinstance(error, metrics.WrongValue | BeyondError | TooLongError)
-            detail = f": {one_line(str(error))[:200]}" if told else ""
+            limits = metrics.WrongValue, BeyondError, TooLongError
+            detail = f": {one_line(str(error))[:200]}" if isinstance(error, limits) else ""
             raise KvtuneError(f"{self.base}/metrics is not in Prometheus' format{detail}", NOT_VLLM) from None
         if not scrape.values:
             raise KvtuneError(f"{self.base}/metrics has no series of vLLM", f"it is {NOT_VLLM}")

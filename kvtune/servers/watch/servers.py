@@ -292,8 +292,8 @@ class Servers:
     def _look(self) -> None:
         end = time.monotonic() + WHOLE_S
         fresh = [member for member in self.members.values() if not member.listens]
-        for member in sorted(fresh, key=lambda member: member.due):
-            if time.monotonic() > end:  # the others at the next look
+        for number, member in enumerate(sorted(fresh, key=lambda member: member.due)):
+            if number and time.monotonic() > end:  # the others at the next look
                 break
             member.look()
             if member.listens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -185,12 +186,16 @@ def test_one_vllm_of_two_names_differs_in_nothing_and_nobody_is_asked(
         (b"".join(b"m%d\n" % n for n in range(50_000)), "names 50,000 models; 100 are asked about at most"),
         (b"\x00\x1b[31m\n" * 9, "is the name of no model"),
         (b"x" * 5000, "is the name of no model"),
+        (None, "models: not a regular file"),
     ],
 )
 def test_a_list_of_models_has_a_length(
-    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str], content: bytes, says: str
+    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str], content: bytes | None, says: str
 ) -> None:
-    (tmp_path / "models").write_bytes(content)
+    if content is None:
+        os.mkfifo(tmp_path / "models")
+    else:
+        (tmp_path / "models").write_bytes(content)
     assert run(["diff", *sides, "--models", str(tmp_path / "models")]) == 2
     err = capsys.readouterr().err
     assert says in err and "\x1b" not in err and len(err) < 400

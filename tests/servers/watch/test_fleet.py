@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.base.errors import UsageError
+from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.file_flags import on_the_list
 from kvtune.data.run.extras import uneven
 from kvtune.data.run.file import write_run
@@ -577,3 +577,31 @@ def test_what_a_dead_server_had_computed_is_unknown_to_who_joins_later() -> None
     assert all(row.misses["unknown"] for row in shot.servers[:2])
     head = document(shot).headline
     assert f"{dead} has not answered: what it had computed is unknown" in head
+
+
+def test_new_servers_that_take_too_long_are_asked_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.servers.WHOLE_S", 0.0)
+    made = drawn(5, ROUTES["round robin"], requests=3)
+    with fleet(made) as (playing, urls):
+        playing[0].answers.paths["/metrics"] = (500, "")
+        with closing(Servers(Addresses(urls), watcher)) as group:
+            heard = []
+            for _ in range(4):
+                with suppress(KvtuneError):
+                    group.look()
+                heard.append([group.members[url].listens for url in urls])
+    assert heard == [[False] * 3, [False, True, False], [False, True, True], [False, True, True]]
+
+
+def test_the_server_that_holds_most_is_read_no_further_when_all_hold_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.servers.MOST_FLEET_BYTES", 1)
+    made = drawn(5, ROUTES["round robin"], requests=30)
+    with fleet(made) as (playing, urls), watched(Addresses(urls)) as group:
+        playing[1].publish(made.servers[1].batches)
+        until(lambda: group.look() is None or bool(group.members[urls[1]].watched.reader.problem))
+        shot = group.look()
+    assert "its events are unreadable" in shot.servers[1].why and not shot.servers[1].misses
+    assert not any(url != urls[1] and group.members[url].watched.reader.problem for url in urls)
+    assert not group.members[urls[1]].watched.account.blocks

@@ -275,19 +275,15 @@ def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pyte
 def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("kvtune.servers.watch.cache.MOST_WALKED", 20)
     publisher = Publisher(HERE, HERE)
-    publisher.publish([(0, payload(stored(list(range(10)), None)))])
-
-    def broken(*_: object) -> None:
-        raise ValueError("too many")
-
+    chain = stored(list(range(10)), None)
+    publisher.publish([(0, payload(chain)), (1, payload(*[stored([n], 9) for n in range(20, 24)]))])
     with watched(publisher) as watching:
-        with monkeypatch.context() as broke:
-            broke.setattr(Account, "store", broken)
-            watching.start()
-            shot = watching.look()
+        watching.start()
+        shot = watching.look()
         assert shot.events.state == "unreadable" and shot.hit_tokens == 40
-        assert any("kvtune cannot count them: too many" in note for note in shot.notes)
+        assert any("more than 20 blocks of context" in note for note in shot.notes)
         publisher.sent.clear()
         publisher.publish([(0, payload(stored([1], None), at=9.0))])
         asked, watching.server.scrape = watching.server.scrape, lambda: replace(asked(), started=100.0)  # type: ignore[method-assign]
@@ -458,6 +454,10 @@ def test_an_audit_of_more_than_it_can_count_ends_in_a_line(monkeypatch: pytest.M
     audit.add(Received(0, decoded(payload(*(one_block(name) for name in range(100))))))
     with pytest.raises(ValueError, match="more than 100 blocks are held"):
         audit.add(Received(0, decoded(payload(one_block(100)))))
+    audit = Audit()
+    with pytest.raises(ValueError, match="more than 512 places"):
+        for name in range(600):
+            audit.add(Received(0, decoded(payload(removed(1, medium=f"T{name}")))))
 
 
 def test_an_audit_forgets_what_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,22 @@ It answers `query_range` in Prometheus' format, with what vLLM's series would ha
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtune.servers.watch.prometheus import Hour, instance_of, live
+from kvtune.servers.watch.client import Client
+from kvtune.servers.watch.prometheus import Hour, instance_of, live, read_hour
 from kvtune.servers.watch.regime import Limits
 from tests.servers.watch.played import Answers, http
 from tests.servers.watch.test_regime import text
@@ -222,25 +226,27 @@ def test_instances_are_asked_at_once_and_one_that_is_wrong_is_a_note(
     assert "the first, c:1: " in note and "no server has" in note
 
 
-def test_all_questions_have_one_deadline(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Silent(httpx.AsyncBaseTransport):
+    """A Prometheus that answers for one instance at once, and for twenty never."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        query = parse_qs(request.url.query.decode())["query"][0]
+        names = ["a:1", *(f"s{n}:1" for n in range(20))] if query.startswith("group") else ["a:1"]
+        if 'instance="s' in query:
+            await asyncio.sleep(1e6)
+        rows = [
+            {"metric": {"__name__": "vllm:num_requests_running", "instance": name}, "values": []}
+            for name in names
+        ]
+        return httpx.Response(200, stream=httpx.ByteStream(matrix(rows).encode()))
+
+
+def test_all_questions_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtune.servers.watch.prometheus.WHOLE_S", 1.0)
-    ended = threading.Event()
-
-    def silent(_: float) -> str:
-        ended.wait(30.0)
-        return ""
-
-    told = {"a:1": seats, **{f"s{n}:1": silent for n in range(20)}}
-    try:
-        code, out, err = asked(capsys, Prometheus("vllm", told), "--json")
-    finally:
-        ended.set()
-    assert code == 0, err
-    answer = json.loads(out)
-    assert [each["instance"] for each in answer["instances"]] == ["a:1"]
-    assert any("of 20 instances nothing is known; the first, s0:1" in note for note in answer["notes"])
+    with closing(Client("http://p:9090", transport=Silent())) as client:
+        hour = read_hour(client, "vllm", time.time(), Limits(0, 0))
+    assert [each.instance for each in hour.instances] == ["a:1"]
+    assert any("of 20 instances nothing is known; the first, s0:1" in note for note in hour.notes)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -71,11 +70,12 @@ class SavedReplays:
         return None
 
     def add(self, name: str, made: Path) -> None:
-        """Keep a copy of a complete replay's file, if there is space."""
+        """Keep a copy of a complete replay's file, if there is space, and it takes no more than a quarter of it."""
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with made.open("rb") as run, replacing(self._path(name), private=True) as copy:
-                shutil.copyfileobj(run, copy)
+            run = read_regular(made, MOST_BYTES // 4)
+            with replacing(self._path(name), private=True) as copy:
+                copy.write(run)
             total = 0
             for path, size, _ in sorted(_files(str(self._folder)), key=lambda file: -file[2]):
                 total += size

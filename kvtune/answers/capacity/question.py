@@ -121,8 +121,8 @@ class _Account:
         """The work of the replays that are expected to follow those that run."""
         self._waiting: list[Task] = []
         self._tried: list[Change] = []
-        self._at = 0
-        """The changes that were chosen, and with how many sessions."""
+        self._chooses, self._at = False, 0
+        """The changes that were chosen, whether some will be, and with how many sessions."""
         self._bench.on_report = self._say
 
     def _fitting_load(self) -> Load:
@@ -196,6 +196,7 @@ class _Account:
         searches = Searches(line, most, min(max(LEAST_FIRST, int(self._contexts)), most), self._of.seeds)
         bench, made = self._bench, self._bench.made
         begun: list[Task] = []
+        self._chooses = changes
 
         def take(task: Task) -> None:
             if isinstance(seed := made[task], Seed):
@@ -235,7 +236,7 @@ class _Account:
     def _expected(self, searches: Searches, further: int) -> list[float]:
         """Return the work of as many more replays where the searches cross, and of the changes that wait."""
         sessions, waiting = searches.about, self._waiting
-        if self._of.remedies and not self._tried:
+        if self._chooses and not self._tried:
             waiting = self._changed(sessions, self._options(sessions))
         works = [task.work(self._bench.window) for task in reversed(waiting)]
         return works + [Task(sessions, SEED, self._of.setup).work(self._bench.window)] * further

@@ -91,5 +91,5 @@ def _point(task: Task, bench: Bench, keep: float) -> FleetPoint:
         hit_rate=seed.hit_rate,
         met=seed.met,
         balance=shared.balance if shared is not None else 1.0,
-        hit_rates=[one.rate or 0.0 for one in shared.replicas] if shared is not None else [seed.hit_rate],
+        hit_rates=[each.rate or 0.0 for each in shared.replicas] if shared is not None else [seed.hit_rate],
     )

@@ -206,7 +206,7 @@ class Searches:
 
     @property
     def range(self) -> Range:
-        """With how many sessions more seeds are expected above the line, and with how many not."""
+        """The sessions at which other seeds are expected above the line, and those at which they are not."""
         numbers, slope = self.numbers, self.slope
         if min(numbers) > self.most or not max(numbers):
             return Range(low=min(numbers), high=max(numbers), by_seed=numbers, most=self.most)

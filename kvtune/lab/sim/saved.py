@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +27,6 @@ from kvtune.data.run.file import SUFFIX, read_run
 from kvtune.data.run.machine import this_host
 from kvtune.data.run.types import Run
 from kvtune.lab.setup.setup import Load, Setup
-from kvtune.requests.types import Workload
 
 SWITCH = "KVTUNE_REPLAYS"
 MOST_BYTES = 512 << 20
@@ -58,32 +56,28 @@ class SavedReplays:
             model = _model(setup.model)
         except (OSError, KvtuneError):
             return ""
-        engine = msgspec.json.encode(msgspec.structs.replace(setup, load=Load()))
-        digest = blake2b(self._here, digest_size=20)
-        for part in (engine, repr(model).encode(), *_parts(setup.load.built())):
-            digest.update(len(part).to_bytes(8, "little") + part)
-        return digest.hexdigest()
+        load, engine = setup.load.built(), msgspec.json.encode(msgspec.structs.replace(setup, load=Load()))
+        names = [(each.id, each.kind, each.session, each.replica) for each in load.requests]
+        work = (load.hash, load.name, load.spec, load.seed, load.params, load.note, names)
+        return blake2b(repr((self._here, engine, model, work)).encode(), digest_size=20).hexdigest()
 
     def run(self, name: str) -> Run | None:
-        """Return a replay that was made before, if it was."""
-        path = self._path(name)
-        try:
-            run = read_run(path)
-            os.utime(path)
-        except (OSError, KvtuneError):  # missing, or damaged: it is made again
-            return None
-        return run
+        """Return a replay that was made before, if it was and is not damaged."""
+        with suppress(OSError, KvtuneError):
+            run = read_run(self._path(name))
+            os.utime(self._path(name))
+            return run
+        return None
 
     def add(self, name: str, made: Path) -> None:
-        """Keep a copy of a complete replay's file, if there is space."""
+        """Keep a copy of a complete replay's file, if there is space, and it takes no more than a quarter of it."""
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with made.open("rb") as run, replacing(self._path(name), private=True) as copy:
-                shutil.copyfileobj(run, copy)
+            run = read_regular(made, MOST_BYTES // 4)
+            with replacing(self._path(name), private=True) as copy:
+                copy.write(run)
             total = 0
-            for _, size, path in sorted(
-                ((-changed_ns, size, path) for path, size, changed_ns in _files(str(self._folder)))
-            ):
+            for path, size, _ in sorted(_files(str(self._folder)), key=lambda file: -file[2]):
                 total += size
                 if total > MOST_BYTES and path.endswith(SUFFIX):
                     Path(path).unlink(missing_ok=True)
@@ -92,7 +86,7 @@ class SavedReplays:
         return self._folder / f"{name}{SUFFIX}"
 
     @cached_property
-    def _here(self) -> bytes:
+    def _here(self) -> str:
         """What replays depend on besides their set-up: the code of kvtune and vLLM, other packages, the machine."""
         vllm = find_spec("vllm")
         folders = [Path(kvtune.__file__).parent]
@@ -101,7 +95,7 @@ class SavedReplays:
         packages = sorted(str(package) for place in sys.path for package in Path(place).glob("*-info"))
         chosen = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
         machine = (platform.node(), sys.version, msgspec.to_builtins(this_host()))
-        return repr((code, packages, chosen, machine)).encode()
+        return repr((code, packages, chosen, machine))
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
@@ -114,22 +108,14 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
                 yield entry.path, about.st_size, about.st_mtime_ns
 
 
-def _model(model: str) -> list[tuple[str, bytes | tuple[int, int]]]:
+def _model(model: str) -> list[tuple[str, int, bytes | int]]:
     """Return what a model's folder holds. A built-in one is part of the code. OSError if it is no such folder."""
     if builtin(model) is not None:
         return []
-    held: list[tuple[str, bytes | tuple[int, int]]] = []
-    files = list(islice(_files(str(Path(model).expanduser())), MOST_FILES + 1))
+    files = sorted(islice(_files(str(Path(model).expanduser())), MOST_FILES + 1))
     if len(files) > MOST_FILES:
         raise OSError
-    for path, size, changed_ns in sorted(files):
-        whole = size <= READ_BYTES
-        held.append((path, read_regular(Path(path), READ_BYTES) if whole else (size, changed_ns)))
-    return held
-
-
-def _parts(load: Workload) -> Iterator[bytes]:
-    """Yield what a run tells of its load: the work by its hash, and the names, which that leaves out."""
-    yield repr((load.hash, load.name, load.spec, load.seed, load.params, load.note)).encode()
-    for request in load.requests:
-        yield repr((request.id, request.kind, request.session, request.replica)).encode()
+    return [
+        (path, size, read_regular(Path(path), READ_BYTES) if size <= READ_BYTES else changed_ns)
+        for path, size, changed_ns in files
+    ]

@@ -150,15 +150,18 @@ def test_without_a_place_or_by_wish_nothing_is_kept(kept: Path, monkeypatch: pyt
 
 def test_those_that_were_not_used_for_longest_go(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = next(GOLDEN.glob("schema1-*.kvrun"))
-    monkeypatch.setattr(saved, "MOST_BYTES", 3 * made.stat().st_size)
+    monkeypatch.setattr(saved, "MOST_BYTES", 5 * made.stat().st_size)
     replays = SavedReplays(kept)
-    for place, name in enumerate(("old", "used", "other")):
+    for place, name in enumerate(("old", "used", "a", "b", "c")):
         replays.add(name, made)
         os.utime(kept / f"{name}.kvrun", (place, place))
     assert replays.run("used") is not None
     replays.add("new", made)
     replays.add("newer", made)
-    assert {path.stem for path in kept.iterdir()} == {"used", "new", "newer"}
+    assert {path.stem for path in kept.iterdir()} == {"b", "c", "used", "new", "newer"}
+    monkeypatch.setattr(saved, "MOST_BYTES", 3 * made.stat().st_size)
+    replays.add("large", made)
+    assert not (kept / "large.kvrun").exists()
     assert {path.stat().st_mode & 0o777 for path in (kept, *kept.iterdir())} == {0o700, 0o600}
 
 

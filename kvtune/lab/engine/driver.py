@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from math import nan
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -209,16 +209,8 @@ class Driver:
         self._changed.set()
 
 
-class Engine(Protocol):
-    @property
-    def errored(self) -> bool: ...
-
-    @property
-    def dead_error(self) -> BaseException: ...
-
-
 async def unless_dead(
-    engine: Engine, work: Coroutine[None, None, Result], look_s: float = LOOK_S, grace_s: float = GRACE_S
+    engine: AsyncLLM, work: Coroutine[None, None, Result], look_s: float = LOOK_S, grace_s: float = GRACE_S
 ) -> Result:
     """Return the result of `work`. Raise the engine's error if the engine dies and `work` does not end in `grace_s`."""
     task = asyncio.ensure_future(work)

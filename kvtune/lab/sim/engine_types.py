@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvtune.lab.device.cost import StepCost
 from kvtune.lab.sim.clock import VirtualClock
@@ -18,6 +18,9 @@ from kvtune.plugin.vllm.types import (
     SchedulerOutput,
     VllmConfig,
 )
+
+if TYPE_CHECKING:
+    from kvtune.lab.device.tier import Tier
 
 
 class Machine(Protocol):
@@ -34,16 +37,6 @@ class PendingOutput(Protocol):
     value: ModelRunnerOutput
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput: ...
-
-
-class TierCopies(Protocol):
-    def next_end_s(self) -> float | None: ...
-
-
-class Tier(Protocol):
-    @property
-    def copies(self) -> TierCopies: ...
-    def quiet(self, connector: object) -> bool: ...
 
 
 class Executor(Protocol):

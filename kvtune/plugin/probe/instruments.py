@@ -58,12 +58,18 @@ class Instruments:
         self.collector = collector = CollectorProbe(ring)
         self._heap = Heap(self.phase)
         collector.listeners.append(self._heap)
+        counts = None
         if self.level in ("types", "sites"):
-            self._start_object_counts(collector, self.phase)
+            counts = self._start_object_counts(collector, self.phase)
         collector.install()
         self.steps = StepProbe(ring, collector=collector, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
         if self.level == "sites" and role() == "engine_core":
-            _sample_steps(self.steps, collector, self.phase)
+            from kvtune.plugin.probe.objects.sites import Sites
+            from kvtune.plugin.probe.objects.step_sites import StepSites
+
+            if isinstance(counts, Sites):
+                self.steps.sampler = StepSites(self.phase)
+                counts.of_steps = self.steps.sampler.facts
 
     def stop(self) -> None:
         """Stop, so that the `Instruments` of a forked child can take over."""
@@ -132,14 +138,14 @@ class Instruments:
 
         return describe
 
-    def _start_object_counts(self, collector: CollectorProbe, phase: Phase) -> None:
+    def _start_object_counts(self, collector: CollectorProbe, phase: Phase) -> Census | Sites | None:
         """Start what the level adds to `light`. The modules are imported here, so that `light` does not load them."""
         level, kind = self.level, collector_kind()
         if kind != "generational":
             self._failed[level] = (
                 f"this Python's collector is {kind}: its young list is not what was allocated last"
             )
-            return
+            return None
         try:
             if level == "types":
                 from kvtune.plugin.probe.objects.census import Census
@@ -151,9 +157,10 @@ class Instruments:
                 counts = Sites(self.folder, phase)
         except Exception as error:
             self._failed[level] = f"{type(error).__name__}: {error}"
-            return
+            return None
         collector.listeners.append(counts)
         _thread.start_new_thread(self._keep_counts, (phase, counts))
+        return counts
 
     def _keep_counts(self, phase: Phase, counts: Census | Sites) -> None:
         """Save the counts about once a second, and once more when the run is over. Runs in its own thread."""
@@ -189,14 +196,3 @@ class Instruments:
                 status.facts["heap"] = dict(self._heap.objects)
             status.write(count_frozen=now != seen)
             seen, written = now, monotonic()
-
-
-def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> None:
-    from kvtune.plugin.probe.objects.sites import Sites
-    from kvtune.plugin.probe.objects.step_sites import StepSites
-
-    sites = next((each for each in collector.listeners if isinstance(each, Sites)), None)
-    if sites is not None:
-        sampler = StepSites(phase)
-        sites.of_steps = sampler.facts
-        steps.sampler = sampler

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gc import get_count
 from threading import get_ident
 from time import monotonic_ns, thread_time_ns
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.plugin.probe.gc import CollectorProbe
 from kvtune.plugin.probe.offload import OffloadWatch, offload_watch
@@ -25,15 +25,10 @@ from kvtune.plugin.probe.work import Work, WorkFollower, digest
 from kvtune.plugin.vllm.types import EngineCore, Outputs, Scheduler, SchedulerOutput
 from kvtune.plugin.vllm.waits import Future, watch_waits
 
+if TYPE_CHECKING:
+    from kvtune.plugin.probe.objects.step_sites import StepSites
+
 Made = TypeVar("Made")
-
-
-class StepSampler(Protocol):
-    """An instrument that is called in each step, outside the measured times."""
-
-    def begin(self) -> None: ...
-    def output_is_in(self) -> None: ...
-    def end(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -76,7 +71,8 @@ class StepProbe:
         self.pool: PoolWatch | None = None
         self.offload: OffloadWatch | None = None
         self.after_step: Callable[[], None] | None = None
-        self.sampler: StepSampler | None = None
+        self.sampler: StepSites | None = None
+        """Called in each step, outside the measured times."""
         self._scheduler: Scheduler | None = None
         self._executor: object = None
         self._work = WorkFollower()

@@ -9,6 +9,7 @@ that is already imported must also be the one in its file: only vLLM and kvtune 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 import sys
@@ -39,8 +40,8 @@ class Source:
     """The files of the installed vLLM; each is read once, and parsed at most once."""
 
     def __init__(self) -> None:
-        self._files: dict[str, bytes | None] = {}
-        self._described: dict[str, dict[str, dict[str, Any]]] = {}
+        self._read = functools.cache(_read)
+        self._describe = functools.cache(lambda module: describe(self._read(module) or b"", names_in(module)))
 
     def difference(self, manifest: Manifest, symbol: Symbol) -> str:
         """Say in one line how a symbol differs from its entry in the manifest; empty if it does not."""
@@ -65,16 +66,10 @@ class Source:
             return f"{name} was replaced in this process"
         return ""
 
-    def _read(self, module: str) -> bytes | None:
-        if module not in self._files:
-            path = source_path(module)
-            self._files[module] = None if path is None else path.read_bytes()
-        return self._files[module]
 
-    def _describe(self, module: str) -> dict[str, dict[str, Any]]:
-        if module not in self._described:
-            self._described[module] = describe(self._read(module) or b"", names_in(module))
-        return self._described[module]
+def _read(module: str) -> bytes | None:
+    path = source_path(module)
+    return None if path is None else path.read_bytes()
 
 
 def names_in(module: str) -> tuple[str, ...]:

@@ -62,35 +62,28 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
     states = state_groups.kept(manager, settings)
     policy = effective_policy(settings, bool(windows or states))
-    if not states and policy == "lru" and not (windows and settings.pinning):
-        # Stock's queue is LRU already.
-        state.part("pool", True)
-        state.part("pinning", False, _missed_windows(settings, windows or states))
-        for why in _left_to_stock(groups, reasons):
-            state.note(why)
-        return
+    pinned = windows if settings.pinning else []
+    state.part("pool", True)
+    state.part("pinning", bool(pinned), _missed_windows(settings, windows or states))
+    for why in _left_to_stock(groups, reasons):
+        state.note(why)
+    if not (states or pinned) and policy == "lru":
+        return  # stock's queue is LRU already
 
     breaker = breaker_of(manager)
     PolicyPool.adopt_queues(pool, policy, settings, breaker)
     queues = pool.free_block_queue
     pool.__class__ = PolicyPool
     breaker.on_trip(pool.stand_down)
-    state.part("pool", True)
-    state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows or states))
-    for why in _left_to_stock(groups, reasons):
-        state.note(why)
-    if settings.pinning and windows:
-        for group in windows:
-            group.__class__ = window.KeepingWindowManager
-            breaker.on_trip(group.stand_down)
-            group.adopt_window(settings, breaker)
-    else:
-        windows = []
+    for group in pinned:
+        group.__class__ = window.KeepingWindowManager
+        breaker.on_trip(group.stand_down)
+        group.adopt_window(settings, breaker)
     if states:
         state_groups.adopt_groups(states, settings, breaker)
-    if (windows or states) and policy != "pin":
+    if (pinned or states) and policy != "pin":
         manager.__class__ = KeepingManager
-        manager.windows = tuple(windows)
+        manager.windows = tuple(pinned)
         manager.states = tuple(states)
         manager.keeps_output = settings.output_window
         breaker.on_trip(manager.stand_down)

@@ -42,15 +42,11 @@ def output_of(columns: Columns) -> EngineCoreOutput:
     """Return the output that carries these columns."""
     from vllm.v1.engine import EngineCoreOutput
 
-    fields: dict[str, object] = {"engine": columns.engine, "tokens": columns.tokens.tobytes()}
-    if columns.slots is not None:
-        fields["slots"] = columns.slots.tobytes()
-    if columns.counts is not None:
-        fields["counts"] = columns.counts.tobytes()
-    if columns.named:
-        fields["named"] = columns.named
-    if columns.before:
-        fields["before"] = columns.before
+    fields = {
+        name: value.tobytes() if isinstance(value, np.ndarray) else value
+        for name, value in columns._asdict().items()
+        if isinstance(value, np.ndarray) or value not in (None, [])
+    }
     return EngineCoreOutput(MARK, [], kv_transfer_params=fields)
 
 

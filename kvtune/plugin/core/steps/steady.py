@@ -32,21 +32,6 @@ class Rows:
     tokens modulo the hash block (or ALWAYS, NO_HASHER), `eos` its end token or -1.
     """
 
-    __slots__ = (
-        "all_tokens",
-        "client",
-        "clients",
-        "eos",
-        "fresh",
-        "hash_phase",
-        "hashed_by_block",
-        "ids",
-        "one_each",
-        "outputs",
-        "requests",
-        "stop_at",
-    )
-
     def __init__(
         self,
         requests: list[Request],

@@ -13,7 +13,7 @@ import msgspec
 from kvtune.answers.doctor.facts import Facts, Group, ModelFacts
 from kvtune.base import children
 from kvtune.base.errors import UsageError
-from kvtune.data.flags import flag_number, flag_texts, flag_value, settings_given
+from kvtune.data.flags import draft_settings, flag_number, flag_texts, flag_value, settings_given
 from kvtune.data.layout.config import FAMILIES, family_of, only_vllm, shape_of
 from kvtune.data.layout.fields import Fields, text_config
 from kvtune.data.layout.model_config import model_config
@@ -103,7 +103,14 @@ def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -
         flag_number(facts.given, name.replace("_", "-"), int(taken[name].value))
         for name in ("max_num_batched_tokens", "max_num_seqs")
     )
-    return msgspec.structs.replace(facts, batched_tokens=tokens, max_requests=requests)
+    batches = 2 if taken["async_scheduling"].value and "no-async-scheduling" not in facts.given else 1
+    return msgspec.structs.replace(
+        facts,
+        batched_tokens=tokens,
+        max_requests=requests,
+        in_flight_tokens=batches * tokens,
+        draft_tokens=drafts_of(facts.model, engine_args),
+    )
 
 
 def read_config(model: str, engine_args: Sequence[str], platform: Platform | None = None) -> Facts:
@@ -128,6 +135,7 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
         state_dtype=flags.get("mamba-ssm-cache-dtype", "auto"),
         float32_states=platform.float32_states,
+        drafts=drafts_of(model, engine_args),
     )
     bf16_on_hopper = (platform.capability[0], shape.kv_element_bytes) == (9, 2)
     if shape.latent and not bf16_on_hopper and "block-size" not in flags:
@@ -162,6 +170,17 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         group_layers=plan.group_layers,
         config=config,
     )
+
+
+def drafts_of(model: str, engine_args: Sequence[str]) -> int:
+    """Return how many tokens the model's own MTP layer drafts. UsageError for another drafter."""
+    drafts = draft_settings(engine_args) or {}
+    method = drafts.get("method", "none")
+    if method in ("mtp", "none"):
+        return int(str(drafts.get("num_speculative_tokens", 0)))
+    if method in ("ngram", "ngram_gpu", "suffix"):
+        return 0
+    raise only_vllm(model, f"what the drafter of method {str(method)[:40]!r} keeps is not known")
 
 
 def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:

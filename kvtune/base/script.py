@@ -26,7 +26,7 @@ DEPTH = 8
 
 def tokens(text: str) -> list[str]:
     """Return the words and operators of the text, without whole lines of comment. ValueError if a quote stays open."""
-    text = re.sub(r"(?m)^\s*#.*$|\\\s*\Z", "", re.sub(r"\\\r?\n", " ", text))
+    text = re.sub(r"(?m)^\s*#.*$|\\\s*\Z|(?<=\s)[012](?=>)", "", re.sub(r"\\\r?\n", " ", text))
     placeholder = re.compile(r"(?<=\s)<([A-Za-z][\w. -]*)>(?=\s|\Z)")
     text = placeholder.sub(lambda match: "${" + re.sub(r"\W", "_", match[1]) + "}", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=OPERATORS)
@@ -48,7 +48,7 @@ def commands(
     for token in read:
         array = re.fullmatch(rf"({NAME})(\+?)=", words[-1]) if words else None
         if array and token.startswith("("):
-            items = [] if token.endswith(")") else _until_closed(read)
+            items = [] if ")" in token else _until_closed(read)
             if array[2] or not (depth and arrays.get(array[1])):
                 arrays[array[1]] = [*(arrays.get(array[1], []) if array[2] else []), *items]
             words.pop()

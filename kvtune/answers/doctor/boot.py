@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,117 +22,111 @@ from kvtune.base.units import count
 from kvtune.data.installed import installed_version
 from kvtune.data.platforms import GIB
 
-MOST_BYTES = 64 << 20
+MOST_BYTES, MOST_ARGUMENTS = 64 << 20, 1 << 16
 ROUNDING = 0.005
 """GiB that a figure with two decimals may be off."""
-PATTERNS = {
-    "version": r"(?:LLM engine \(v|API server version |\bversion )(\d+\.\d+[\w.+]*)",
+FIGURES = {
     "block": r"Setting attention block size to ([\d,]+) tokens",
     "memory_gib": r"Available KV cache memory: ([\d.]+) GiB",
     "tokens": r"GPU KV cache size: ([\d,]+) tokens",
     "length": r"Maximum concurrency for ([\d,]+) tokens per request",
-    "concurrency": r"tokens per request: ([\d.]+)x",
     "needed_gib": r"\(?([\d.]+) GiB KV cache is needed",
+    "held_gib": r"larger than the available KV cache memory \(([\d.]+) GiB",
     "longest": r"estimated maximum model length is ([\d,]+)",
 }
+VERSION = re.compile(r"(?:LLM engine \(v|API server version |\bversion )(\d+\.\d+[\w.+]*)")
 CONFIG = {
     "model": r"with config: .*?\bmodel='([^']+)'",
-    "max-model-len": r"\bmax_seq_len=(\d+)",
+    "max_model_len": r"\bmax_seq_len=(\d+)",
     "dtype": r"\bdtype=torch\.(\w+)",
-    "tensor-parallel-size": r"\btensor_parallel_size=(\d+)",
-    "kv-cache-dtype": r"\bkv_cache_dtype='?([\w]+)",
+    "tensor_parallel_size": r"\btensor_parallel_size=(\d+)",
+    "kv_cache_dtype": r"\bkv_cache_dtype='?(\w+)",
 }
-"""What the line about the engine's configuration says, where a log has no line about its arguments."""
+"""What the line about the engine's configuration says, where a log has none about its arguments."""
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log says. `figures`: numbers by the names of PATTERNS; those that it does not have are missing."""
+    """What a log says. `line`: its flags, with the pool that it names. `figures`: those of FIGURES that it has."""
 
     line: LaunchLine
     version: str
     figures: dict[str, float]
 
-    @property
-    def flags(self) -> list[str]:
-        """The line's flags, with the memory that the log names."""
-        memory = self.figures.get("memory_gib")
-        given = [] if memory is None else ["--kv-cache-memory-bytes", str(round(memory * GIB))]
-        length = (
-            []
-            if "--max-model-len" in self.line.flags
-            else ["--max-model-len", f"{self.figures.get('length', 0):.0f}"]
-        )
-        return [*self.line.flags, *given, *(length if "length" in self.figures else [])]
-
 
 def read_log(path: Path) -> Boot:
-    """Return what a server's log says of its start. UsageError if it names neither a model nor a figure."""
+    """Return what a server's log says of its start. UsageError if it says nothing of it."""
     try:
         text = read_regular(path, MOST_BYTES).decode(errors="replace")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}", "give a server's log") from error
-    found = {name: match[1] for name, pattern in PATTERNS.items() if (match := re.search(pattern, text))}
-    version = found.pop("version", "")
+    figures = {
+        name: float(said[0].replace(",", ""))
+        for name, pattern in FIGURES.items()
+        if (said := re.findall(pattern, text))
+    }
     arguments = _arguments(text)
-    if not found and not arguments:
+    if not figures and not arguments:
         raise UsageError(
-            f"{path}: vLLM's lines about its start are not in it", "give the log from the first line on"
+            f"{path}: vLLM's lines about its start are not in it", "give the log from its first line on"
         )
-    figures = {name: float(number.replace(",", "")) for name, number in found.items()}
-    return Boot(line=line_of_flags(arguments, "log"), version=version, figures=figures)
+    memory = figures.get("memory_gib", figures.get("held_gib", 0.0))
+    pool = (
+        {"kv_cache_memory_bytes": round(memory * GIB)}
+        if memory and "num_gpu_blocks_override" not in arguments
+        else {}
+    )
+    length = {"max_model_len": int(figures["length"])} if "length" in figures else {}
+    version = VERSION.search(text)
+    line = line_of_flags({**arguments, **length, **pool}, "log")
+    return Boot(line=line, version=version[1] if version else "", figures=figures)
 
 
 def _arguments(text: str) -> dict[str, object]:
     """Return the server's arguments: by its own line about them, else by that about the engine's configuration."""
     said = re.search(r"non-default args: (\{.*\})", text)
-    if said and len(said[1]) < 1 << 16:
-        try:
+    parsed: object = None
+    if said and len(said[1]) < MOST_ARGUMENTS:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             parsed = ast.literal_eval(re.sub(r"<[^<>]*>", "None", said[1]))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            parsed = None
-        if isinstance(parsed, dict):
-            tag = parsed.pop("model_tag", None)
-            return {"model": parsed.pop("model", None) or tag, **parsed}
-    return {name: match[1] for name, pattern in CONFIG.items() if (match := re.search(pattern, text))}
+    if isinstance(parsed, dict):
+        tag = parsed.pop("model_tag", None)
+        return {"model": parsed.pop("model", None) or tag, **parsed}
+    return {name: found[1] for name, pattern in CONFIG.items() if (found := re.search(pattern, text))}
 
 
 def compared(boot: Boot, facts: ModelFacts) -> Iterator[Finding]:
     """Yield what agrees with the prediction and what does not."""
-    figures = boot.figures
-    if "block" in figures:
-        yield _block(int(figures["block"]), boot.version, facts.block_tokens)
-    if "needed_gib" in figures:
-        needed = facts.refusal.needed_bytes / GIB if facts.refusal else 0.0
-        yield _figure(
-            "needed",
-            f"{figures['needed_gib']} GiB",
-            f"{needed:.2f} GiB",
-            abs(needed - figures["needed_gib"]) < 0.01,
+    said, refusal = boot.figures, facts.refusal
+    here = installed_version() or "0.33"
+    if "block" in said:
+        block = f"{count(facts.block_tokens)} tokens"
+        other = (
+            f"; {count(int(said['block']))} is {boot.version}'s, {here} gives {block}"
+            if boot.version != here
+            else ""
         )
-    if "tokens" in figures and facts.tokens_fit and facts.pool_blocks:
+        yield _held(
+            "block", f"{count(int(said['block']))} tokens", block, said["block"] == facts.block_tokens, other
+        )
+    if "needed_gib" in said and refusal is not None:
+        needed = round(refusal.needed_bytes / GIB, 2)
+        yield _held("needed", f"{said['needed_gib']} GiB", f"{needed} GiB", said["needed_gib"] == needed)
+    if "tokens" in said and facts.pool_blocks:
         page, fits = facts.pool_bytes // facts.pool_blocks, facts.tokens_fit / facts.pool_blocks
-        off = int(ROUNDING * GIB) if "memory_gib" in figures else 0
+        off = ROUNDING * GIB if "memory_gib" in said else 0.0
         low, high = ((facts.pool_bytes + sign * off) // page * fits for sign in (-1, 1))
-        measured = figures["tokens"]
-        same = low - fits <= measured <= high + fits if off else measured == facts.tokens_fit
-        within = " (within the rounding of GiB)" if same and measured != facts.tokens_fit else ""
-        yield _figure("pool", f"{count(int(measured))} tokens", f"{count(facts.tokens_fit)}{within}", same)
+        exact = said["tokens"] == facts.tokens_fit
+        within = bool(off) and low - fits <= said["tokens"] <= high + fits
+        why = ", within what the rounding of GiB leaves open" if within and not exact else ""
+        yield _held(
+            "pool",
+            f"{count(int(said['tokens']))} tokens",
+            f"{count(facts.tokens_fit)} tokens{why}",
+            exact or within,
+        )
 
 
-def _figure(topic: str, said: str, predicted: str, same: bool) -> Finding:
-    agrees = "agrees with" if same else "differs from"
-    return Finding(
-        "ok" if same else "warning", topic, f"the log's {said} {agrees} the prediction: {predicted}"
-    )
-
-
-def _block(said: int, version: str, predicted: int) -> Finding:
-    here = installed_version() or "vLLM 0.33"
-    if said == predicted:
-        return _figure("block", f"{count(said)} tokens", count(predicted), True)
-    other = (
-        f"; {count(said)} is {version}'s, and {here} gives {count(predicted)}"
-        if version and version != here
-        else ""
-    )
-    return _figure("block", f"{count(said)} tokens", f"{count(predicted)}{other}", False)
+def _held(topic: str, said: str, predicted: str, same: bool, other: str = "") -> Finding:
+    verb = "agree with" if same else "differ from"
+    text = f"the log's {said} {verb} the prediction: {predicted}{'' if same else other}"
+    return Finding("ok" if same else "warning", topic, text)

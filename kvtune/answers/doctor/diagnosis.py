@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvtune.answers.doctor.asked import asked as asked_about
 from kvtune.answers.doctor.boot import Boot, compared, read_log
 from kvtune.answers.doctor.environment import environment
 from kvtune.answers.doctor.finding import LEVELS, Finding, Level
-from kvtune.answers.doctor.line import asked as asked_about
 from kvtune.answers.doctor.line import checked, read_line
 from kvtune.answers.doctor.model import ModelReport, examine_model
 from kvtune.answers.states.table import States, states_of
@@ -87,7 +87,7 @@ def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Pl
     boot = read_log(log) if log is not None else None
     if boot is None and (not words or (model is not None and words[0].startswith("-"))):
         return About(model, words, like)
-    line = read_line(words) if boot is None else msgspec.structs.replace(boot.line, flags=boot.flags)
+    line = read_line(words) if boot is None else boot.line
     stands = like is None and engines().kind == "cpu"  # an H100 stands for the device, of any memory
     asked = asked_about(line if model else checked(line), model, memory=not stands and boot is None)
     note = Finding(

@@ -109,7 +109,6 @@ def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -
         batched_tokens=tokens,
         max_requests=requests,
         in_flight_tokens=batches * tokens,
-        draft_tokens=drafts_of(facts.model, engine_args),
     )
 
 
@@ -127,6 +126,7 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         backend = replace(backend, delta_step=1)
     if ranks(engine_args) > tensor_parallel(engine_args):
         raise only_vllm(model, "which layers each rank of --pipeline-parallel-size holds is vLLM's choice")
+    drafts = drafts_of(model, engine_args)
     shape = shape_of(
         config,
         model,
@@ -135,12 +135,14 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
         state_dtype=flags.get("mamba-ssm-cache-dtype", "auto"),
         float32_states=platform.float32_states,
-        drafts=drafts_of(model, engine_args),
+        drafts=drafts,
     )
     bf16_on_hopper = (platform.capability[0], shape.kv_element_bytes) == (9, 2)
     if shape.latent and not bf16_on_hopper and "block-size" not in flags:
         raise only_vllm(model, f"the block of its attention (MLA) on {platform.title} is not known")
     plan = plan_per_layer(shape, backend, flag_number(flags, "block-size", None))
+    # Mamba-2 exports a state from inside a chunk, to a block more.
+    chunked = any(tensor.name == "ssm" and len(tensor.shape) == 3 for tensor in shape.states)
     bf16 = platform.float32_states if device == "cpu" else None
     step = backend.state_step(shape)
     text = Fields(text_config(config), model)
@@ -166,8 +168,9 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         retention=0,
         hash_tokens=plan.block_tokens,
         hit_tokens=plan.block_tokens,
-        groups=_planned_groups(shape, plan),
+        groups=_planned_groups(shape, plan, (2 + chunked if caching else 1) + drafts),
         group_layers=plan.group_layers,
+        draft_tokens=drafts,
         config=config,
     )
 
@@ -183,7 +186,7 @@ def drafts_of(model: str, engine_args: Sequence[str]) -> int:
     raise only_vllm(model, f"what the drafter of method {str(method)[:40]!r} keeps is not known")
 
 
-def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
+def _planned_groups(shape: ModelShape, plan: BlockPlan, state_blocks: int) -> list[Group]:
     page = plan.block_tokens * shape.layer_token_bytes
     kinds = (
         ("full attention", plan.attention_groups, shape.attention_layers, page, 0),
@@ -198,6 +201,7 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
             page_bytes=page,
             used_bytes=used,
             window=window,
+            request_blocks=state_blocks * (kind == "state"),
         )
         for kind, groups, layers, used, window in kinds
         for number in range(groups)

@@ -52,11 +52,11 @@ def commands(
             if array[2] or not (depth and arrays.get(array[1])):
                 arrays[array[1]] = [*(arrays.get(array[1], []) if array[2] else []), *items]
             words.pop()
-        elif token.startswith("#"):
-            next((each for each in read if "\n" in each), "")
-        elif not token or token[0] not in OPERATORS:
+        elif not token or token[0] not in OPERATORS + "#":
             words.append(token)
         else:
+            if token[0] == "#":
+                token = next((each for each in read if "\n" in each), "\n")
             depth += (words[:1] != [] and words[0] in BEGIN) - (words[:1] != [] and words[0] in END)
             while words and words[0] in WITHIN:
                 words.pop(0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvtune.answers.doctor.finding import Finding, Level
 from kvtune.answers.doctor.line import LaunchLine, serve_flags
 from kvtune.base.errors import did_you_mean
-from kvtune.data.file_flags import on_the_list
+from kvtune.data.file_flags import FLAGS, on_the_list
 from kvtune.data.flags import SPECULATION, draft_settings, flag_number, flag_texts, with_flag
 from kvtune.data.layout.fields import text_config
 from kvtune.data.layout.hub import assumed
@@ -39,7 +39,7 @@ def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
         found.append(Finding(level, topic, text, hint))
 
     say("line", f"{line.form}: {line.model}{f', vLLM {line.version}' if line.version else ''}")
-    flags, others = on_the_list(line.flags)
+    flags, others = on_the_list(with_flag(line.flags, "distributed-executor-backend", None))
     at_hand = named is None and config_at_hand(line.model, folders=True).fields
     layout = None if named or at_hand else assumed(line.model)
     model = layout.layout if layout else named or line.model
@@ -63,7 +63,10 @@ def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
     for word in (word for word in line.flags if word.startswith("--") and word[2:] not in takes):
         hint = f"{did_you_mean(word[2:], takes)}leave it out"
         say("flag", f"{word}: the server of vLLM 0.32 has no such flag and does not start", hint, "warning")
-    unread = [*(word for word in others if word[2:].removeprefix("no-") in matter), *line.unknown]
+    unread = [word for word in others if word[2:].removeprefix("no-") in matter]
+    unread += [
+        word for word in line.unknown if word.split()[0][2:].removeprefix("no-") in matter | FLAGS.keys()
+    ]
     if unread:
         text = f"{', '.join(unread)}: what it does to the cache is not in this report"
         say("not read", text, "put values in place", "warning")

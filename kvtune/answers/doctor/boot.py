@@ -5,17 +5,15 @@ A log tells a pool's memory to 0.01 GiB, so its tokens are held against a range.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from kvtune.answers.doctor.facts import ModelFacts
 from kvtune.answers.doctor.finding import Finding
-from kvtune.answers.doctor.line import LaunchLine, line_of_flags
+from kvtune.answers.doctor.line import LaunchLine, line_of_flags, serve_flags
 from kvtune.base.errors import UsageError, reason
 from kvtune.base.files import read_regular
 from kvtune.base.units import count
@@ -84,14 +82,25 @@ def read_log(path: Path) -> Boot:
 def _arguments(text: str) -> dict[str, object]:
     """Return the server's arguments: by its own line about them, else by that about the engine's configuration."""
     said = re.search(r"non-default args: (\{.*\})", text)
-    parsed: object = None
-    if said and len(said[1]) < MOST_ARGUMENTS:
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            parsed = ast.literal_eval(re.sub(r"<[^<>]*>", "None", said[1]))
-    if isinstance(parsed, dict):
-        tag = parsed.pop("model_tag", None)
-        return {"model": parsed.pop("model", None) or tag, **parsed}
-    return {name: found[1] for name, pattern in CONFIG.items() if (found := re.search(pattern, text))}
+    if said is None:
+        return {name: found[1] for name, pattern in CONFIG.items() if (found := re.search(pattern, text))}
+    takes, _ = serve_flags()
+    pairs = re.findall(r"'(\w+)': ('[^']*'|True|False|[\d.]+|\{[^{}]*\})(?=[,}])", said[1][:MOST_ARGUMENTS])
+    given = {"model_tag": "model"}
+    known = {
+        given.get(name, name): value
+        for name, value in pairs
+        if given.get(name, name).replace("_", "-") in takes
+    }
+    return {name: _value(value) for name, value in known.items()}
+
+
+def _value(text: str) -> object:
+    """Return what Python's writing of a text, a switch or a flat table says; a number stays a text."""
+    if text.startswith("{"):
+        return {name: _value(value) for name, value in re.findall(r"'(\w+)': ('[^']*'|True|False|\d+)", text)}
+    number = int(text) if text.isdigit() else text.strip("'")
+    return text == "True" if text in ("True", "False") else number
 
 
 def compared(boot: Boot, facts: ModelFacts) -> Iterator[Finding]:

@@ -218,7 +218,8 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
         if not word.startswith("-"):
             models.append(word + equals + value)
             continue
-        name, dot, key = (SHORT.get(word) or word.lstrip("-").replace("_", "-")).partition(".")
+        name, dot, key = (SHORT.get(word) or word.lstrip("-")).partition(".")
+        name = name.replace("_", "-")
         kind = "one" if dot else takes.get(name, "many")
         values = [value] if equals else []
         while rest and not equals and kind != "switch" and not rest[0].startswith("--"):

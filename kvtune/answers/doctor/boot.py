@@ -108,15 +108,10 @@ def compared(boot: Boot, facts: ModelFacts) -> Iterator[Finding]:
     said, refusal = boot.figures, facts.refusal
     here = installed_version() or "0.33"
     if "block" in said:
-        block = f"{count(facts.block_tokens)} tokens"
-        other = (
-            f"; {count(int(said['block']))} is {boot.version}'s, {here} gives {block}"
-            if boot.version != here
-            else ""
-        )
-        yield _held(
-            "block", f"{count(int(said['block']))} tokens", block, said["block"] == facts.block_tokens, other
-        )
+        block, theirs = f"{count(facts.block_tokens)} tokens", f"{count(int(said['block']))} tokens"
+        gives = f"{here} gives {block}{f', 0.33 {count(facts.next_block)}' if facts.next_block else ''}"
+        other = f"; {theirs} is {boot.version or 'another version'}'s, {gives}"
+        yield _held("block", theirs, block, said["block"] == facts.block_tokens, other)
     if "needed_gib" in said and refusal is not None:
         needed = round(refusal.needed_bytes / GIB, 2)
         yield _held("needed", f"{said['needed_gib']} GiB", f"{needed} GiB", said["needed_gib"] == needed)

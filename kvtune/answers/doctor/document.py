@@ -118,6 +118,11 @@ def _model(report: ModelReport) -> Pairs:
         yield "chunk", f"{count(report.batched_tokens)} tokens in a step: {chunk}"
         yield "max_num_seqs", f"{count(report.max_requests)} requests in a step: {running}"
     yield "block", f"{report.block_tokens} tokens: {block_why(report)}"
+    if report.next_block:
+        yield (
+            "block in vLLM 0.33",
+            f"{report.next_block} tokens: multiples of what its kernel keeps states at",
+        )
     if report.gpu_block_tokens:
         planned = "planned: multiples of 16, states of the config's type"
         yield "block on a GPU", f"{report.gpu_block_tokens} tokens ({planned})"

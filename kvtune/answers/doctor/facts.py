@@ -123,6 +123,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         0  # what vLLM prints as "KV cache size": max_model_len x the requests of that length that fit
     )
     idle: list[Idle] = []  # empty without vLLM's answers, or with prefix caching off
+    next_block: int = 0  # block size in vLLM 0.33, if it is another one there
     gpu_block_tokens: int = 0  # planned block size on a GPU, if this host has no GPU
     packing_refusal: str = ""  # why core.packed cannot work in this engine
     shared_prefix: list[Visits] = []

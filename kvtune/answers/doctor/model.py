@@ -20,6 +20,7 @@ from kvtune.answers.doctor.planned import (
     read_config,
     requested_block,
     with_gpu_block,
+    with_next_block,
     with_origins,
     with_state_rule,
 )
@@ -135,7 +136,7 @@ def examine_model(
             hint = f"the report below is vLLM's for {platform.title}"
             notes = (Finding("note", "model", error.message, hint),)
     facts = with_origins(facts, platform, engine_args)
-    facts = with_state_rule(with_gpu_block(facts))
+    facts = with_next_block(with_state_rule(with_gpu_block(facts)), platform)
     facts = facts if facts.source == "vllm" else judged(facts)
     layouts = layouts_for(facts, workload)
     if layouts is not None and layouts.recommended:

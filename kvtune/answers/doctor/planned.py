@@ -14,6 +14,7 @@ from kvtune.answers.doctor.facts import Facts, Group, ModelFacts
 from kvtune.base import children
 from kvtune.base.errors import UsageError
 from kvtune.data.flags import draft_settings, flag_number, flag_texts, flag_value, settings_given
+from kvtune.data.installed import keeps_states_in_chunks
 from kvtune.data.layout.config import FAMILIES, family_of, only_vllm, shape_of
 from kvtune.data.layout.fields import Fields, text_config
 from kvtune.data.layout.model_config import model_config
@@ -25,6 +26,7 @@ from kvtune.data.layout.plan import (
     BlockPlan,
     ModelShape,
     backend_of,
+    gpu_backend,
     plan_per_layer,
 )
 from kvtune.data.platforms import MIB, Platform, cpu, defaults, origins
@@ -68,6 +70,8 @@ def _shape_and_block(
             kv_cache_dtype=facts.kv_cache_dtype or "auto",
             state_dtype=state_dtype,
             float32_states=float32_states,
+            tensor_parallel=flag_number(facts.given, "tensor-parallel-size", 1),
+            drafts=facts.draft_tokens,
         )
         return shape, plan_per_layer(shape, backend, requested_block(facts)).block_tokens
     except UsageError:
@@ -214,6 +218,17 @@ def with_gpu_block(facts: Facts) -> Facts:
         return facts
     of_config = msgspec.structs.replace(facts, dtype="", kv_cache_dtype="")
     return msgspec.structs.replace(facts, gpu_block_tokens=_shape_and_block(of_config, GPU)[1])
+
+
+def with_next_block(facts: Facts, platform: Platform) -> Facts:
+    """Add the block size in vLLM 0.33 on this GPU, if the installed vLLM has another rule for it."""
+    if platform.kind != "cuda" or not facts.hybrid or not facts.config or keeps_states_in_chunks():
+        return facts
+    now, then = (
+        _shape_and_block(facts, gpu_backend("", platform.capability[0], chunks=chunks))[1]
+        for chunks in (0, 1)
+    )
+    return msgspec.structs.replace(facts, next_block=then) if now == facts.block_tokens != then else facts
 
 
 def with_state_rule(facts: Facts) -> Facts:

@@ -35,13 +35,13 @@ def tokens(text: str) -> list[str]:
 
 
 def commands(
-    text: str, arguments: Sequence[str] = (), known: Mapping[str, str] | None = None
+    text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[list[str]]:
-    """Yield each command's words. `arguments`: what "$@" stands for; `known`: the environment. ValueError: `tokens`.
+    """Yield each command's words. `arguments`: what "$@" stands for; ValueError: see `tokens`.
 
     What a condition assigns counts where nothing else has a value.
     """
-    values, arrays = dict(known or {}), {"@": list(arguments), "*": list(arguments)}
+    values, arrays = dict(environment or {}), {"@": list(arguments), "*": list(arguments)}
     words: list[str] = []
     depth = 0
     read = iter([*tokens(text), "\n"])
@@ -104,7 +104,9 @@ def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
         return rest if given else ""
     if given or (given is not None and not operator.startswith(":")):
         return given
-    return rest if operator[-1:] in ("-", "=") else match[0] if given is None else ""
+    if operator[-1:] in ("-", "="):
+        return rest
+    return match[0] if given is None else ""
 
 
 def in_place(
@@ -116,6 +118,6 @@ def in_place(
         if array and (name := array[1] or array[2]) in arrays:
             yield from in_place(arrays[name], values, {})
             continue
-        text, known = expanded(word, values)
-        split = known and VARIABLE.fullmatch(word) and not re.search(r"[{\[\"']", text)
+        text, whole = expanded(word, values)
+        split = whole and VARIABLE.fullmatch(word) and not re.search(r"[{\[\"']", text)
         yield from text.split() if split else [text]

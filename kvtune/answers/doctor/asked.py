@@ -33,10 +33,10 @@ class Asked(NamedTuple):
 
 def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
     """Return what to ask of a line. `named`: the layout that the user names. `memory`: the device's sizes the pool."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def say(topic: str, text: str, hint: str = "", level: Level = "note") -> None:
-        found.append(Finding(level, topic, text, hint))
+        findings.append(Finding(level, topic, text, hint))
 
     say("line", f"{line.form}: {line.model}{f', vLLM {line.version}' if line.version else ''}")
     flags, others = on_the_list(with_flag(line.flags, "distributed-executor-backend", None))
@@ -73,7 +73,7 @@ def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
     unknown = "" if memory else "no --like-device names the memory"
     if layout is not None and not layout.weights:
         unknown = layout.said
-    return Asked(model, flags, Pool(unknown=unknown), tuple(found))
+    return Asked(model, flags, Pool(unknown=unknown), tuple(findings))
 
 
 def _fitted(layout: str, flags: Sequence[str]) -> list[str]:

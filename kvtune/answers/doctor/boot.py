@@ -58,9 +58,9 @@ def read_log(path: Path) -> Boot:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}", "give a server's log") from error
     figures = {
-        name: float(said[0].replace(",", ""))
+        name: float(numbers[0].replace(",", ""))
         for name, pattern in FIGURES.items()
-        if (said := re.findall(pattern, text))
+        if (numbers := re.findall(pattern, text))
     }
     arguments = _arguments(text)
     if not figures and not arguments:
@@ -81,18 +81,16 @@ def read_log(path: Path) -> Boot:
 
 def _arguments(text: str) -> dict[str, object]:
     """Return the server's arguments: by its own line about them, else by that about the engine's configuration."""
-    said = re.search(r"non-default args: (\{.*\})", text)
-    if said is None:
-        return {name: found[1] for name, pattern in CONFIG.items() if (found := re.search(pattern, text))}
+    match = re.search(r"non-default args: (\{.*\})", text)
+    if match is None:
+        return {name: match[1] for name, pattern in CONFIG.items() if (match := re.search(pattern, text))}
     takes, _ = serve_flags()
-    pairs = re.findall(r"'(\w+)': ('[^']*'|True|False|[\d.]+|\{[^{}]*\})(?=[,}])", said[1][:MOST_ARGUMENTS])
-    given = {"model_tag": "model"}
-    known = {
-        given.get(name, name): value
+    pairs = re.findall(r"'(\w+)': ('[^']*'|True|False|[\d.]+|\{[^{}]*\})(?=[,}])", match[1][:MOST_ARGUMENTS])
+    return {
+        "model" if name == "model_tag" else name: _value(value)
         for name, value in pairs
-        if given.get(name, name).replace("_", "-") in takes
+        if name == "model_tag" or name.replace("_", "-") in takes
     }
-    return {name: _value(value) for name, value in known.items()}
 
 
 def _value(text: str) -> object:
@@ -105,32 +103,34 @@ def _value(text: str) -> object:
 
 def compared(boot: Boot, facts: ModelFacts) -> Iterator[Finding]:
     """Yield what agrees with the prediction and what does not."""
-    said, refusal = boot.figures, facts.refusal
+    figures, refusal = boot.figures, facts.refusal
     here = installed_version() or "0.33"
-    if "block" in said:
-        block, theirs = f"{count(facts.block_tokens)} tokens", f"{count(int(said['block']))} tokens"
+    if "block" in figures:
+        block, theirs = f"{count(facts.block_tokens)} tokens", f"{count(int(figures['block']))} tokens"
         gives = f"{here} gives {block}{f', 0.33 {count(facts.next_block)}' if facts.next_block else ''}"
         other = f"; {theirs} is {boot.version or 'another version'}'s, {gives}"
-        yield _held("block", theirs, block, said["block"] == facts.block_tokens, other)
-    if "needed_gib" in said and refusal is not None:
+        yield _held("block", theirs, block, figures["block"] == facts.block_tokens, other)
+    if "needed_gib" in figures and refusal is not None:
         needed = round(refusal.needed_bytes / GIB, 2)
-        yield _held("needed", f"{said['needed_gib']} GiB", f"{needed} GiB", said["needed_gib"] == needed)
-    if "tokens" in said and facts.pool_blocks:
+        yield _held(
+            "needed", f"{figures['needed_gib']} GiB", f"{needed} GiB", figures["needed_gib"] == needed
+        )
+    if "tokens" in figures and facts.pool_blocks:
         page, fits = facts.pool_bytes // facts.pool_blocks, facts.tokens_fit / facts.pool_blocks
-        off = ROUNDING * GIB if "memory_gib" in said else 0.0
+        off = ROUNDING * GIB if "memory_gib" in figures else 0.0
         low, high = ((facts.pool_bytes + sign * off) // page * fits for sign in (-1, 1))
-        exact = said["tokens"] == facts.tokens_fit
-        within = bool(off) and low - fits <= said["tokens"] <= high + fits
+        exact = figures["tokens"] == facts.tokens_fit
+        within = bool(off) and low - fits <= figures["tokens"] <= high + fits
         why = ", within what the rounding of GiB leaves open" if within and not exact else ""
         yield _held(
             "pool",
-            f"{count(int(said['tokens']))} tokens",
+            f"{count(int(figures['tokens']))} tokens",
             f"{count(facts.tokens_fit)} tokens{why}",
             exact or within,
         )
 
 
-def _held(topic: str, said: str, predicted: str, same: bool, other: str = "") -> Finding:
+def _held(topic: str, figure: str, predicted: str, same: bool, other: str = "") -> Finding:
     verb = "agree with" if same else "differ from"
-    text = f"the log's {said} {verb} the prediction: {predicted}{'' if same else other}"
+    text = f"the log's {figure} {verb} the prediction: {predicted}{'' if same else other}"
     return Finding("ok" if same else "warning", topic, text)

@@ -121,9 +121,9 @@ def facts_of(setup: Setup) -> Facts:
 
 def refused(config: Any, stages: Sequence[Stage], message: str) -> Refusal:
     """Return what vLLM's message says of a pool that holds no request of max_model_len."""
-    said = MEMORY.search(message)
+    memory = MEMORY.search(message)
     longest = FITS.search(message)
-    needed, available = (round(float(each) * GIB) for each in (said[1], said[2])) if said else (0, 0)
+    needed, available = (round(float(each) * GIB) for each in (memory[1], memory[2])) if memory else (0, 0)
     return Refusal(needed_bytes=needed, pool_bytes=available, longest=int(longest[1]) if longest else 0)
 
 

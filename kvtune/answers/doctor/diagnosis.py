@@ -19,7 +19,7 @@ from kvtune.answers.doctor.line import checked, read_line
 from kvtune.answers.doctor.model import ModelReport, examine_model
 from kvtune.answers.states.table import States, states_of
 from kvtune.base.commands import command
-from kvtune.base.errors import EXIT_FAILED, KvtuneError
+from kvtune.base.errors import EXIT_FAILED, KvtuneError, UsageError
 from kvtune.data.layout.models import SHAPES
 from kvtune.data.platforms import LARGE_GPU, Platform
 from kvtune.lab.lab import LAB, Lab
@@ -69,7 +69,7 @@ def shapes() -> Finding:
 
 
 class About(NamedTuple):
-    """What is asked about: a model under flags, on the device of --like-device or this one. `said`: of its launch line.
+    """What is asked about: a model under flags, on the device of --like-device or this one. `findings`: of its line.
 
     `pool`: what the flags do not say of it. `boot`: the log that the prediction is held against.
     """
@@ -78,7 +78,7 @@ class About(NamedTuple):
     flags: Sequence[str] = ()
     like: Platform | None = None
     pool: Pool = Pool()
-    said: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     boot: Boot | None = None
 
 
@@ -87,14 +87,17 @@ def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Pl
     boot = read_log(log) if log is not None else None
     if boot is None and (not words or (model is not None and words[0].startswith("-"))):
         return About(model, words, like)
+    if boot is None and words[0].startswith("-"):
+        why = "what follows -- is read only with MODEL: flags are for one, a launch line begins with its program"
+        raise UsageError(why, "add MODEL, or leave what follows -- out")
     line = read_line(words) if boot is None else boot.line
     stands = like is None and engines().kind == "cpu"  # an H100 stands for the device, of any memory
     asked = asked_about(line if model else checked(line), model, memory=not stands and boot is None)
     note = Finding(
         "note", "device", f"as on {LARGE_GPU.title}, whose memory is not assumed", "--like-device NAME"
     )
-    said = (*asked.findings, note) if stands else asked.findings
-    return About(asked.model, asked.flags, LARGE_GPU if stands else like, asked.pool, said, boot)
+    findings = (*asked.findings, note) if stands else asked.findings
+    return About(asked.model, asked.flags, LARGE_GPU if stands else like, asked.pool, findings, boot)
 
 
 def examine(
@@ -109,7 +112,7 @@ def examine(
     if model is None:
         return diagnosed((*machine, shapes()))
     report, settings = examine_model(model, engine_args, workload, like, ask=ask, pool=about.pool)
-    settings = (*about.said, *(compared(about.boot, report) if about.boot else ()), *settings)
+    settings = (*about.findings, *(compared(about.boot, report) if about.boot else ()), *settings)
     if workload is None or not report.hybrid or not report.caching:
         return diagnosed(machine, settings, report)
     try:

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +41,7 @@ FORMS = "give vllm serve MODEL .., docker run .. vllm/vllm-openai .., or a scrip
 class LaunchLine(msgspec.Struct, frozen=True, kw_only=True):
     """What starts one server. `flags`: as vLLM's parser names them, each word apart. `unknown`: what could not be read.
 
-    `form`: the form it was found in. `version`: of an image's tag; "" if none says it.
+    `form`: the form it was lines in. `version`: of an image's tag; "" if none says it.
     """
 
     model: str
@@ -64,14 +63,14 @@ def read_line(words: Sequence[str]) -> LaunchLine:
         documents = decode_yaml(text) if path.suffix in (".yaml", ".yml") else []
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}", FORMS) from error
-    found = [line for document in documents for line in _in_yaml(document, "", chosen)]
+    lines = [line for document in documents for line in _in_yaml(document, "", chosen)]
     if chosen:
-        found = [line for line in found if line.form.endswith(f" {chosen}")]
-    return _one(found or _in_text(text), str(path))
+        lines = [line for line in lines if line.form.endswith(f" {chosen}")]
+    return _one(lines or _in_text(text), str(path))
 
 
-def _one(found: Iterable[LaunchLine], where: str) -> LaunchLine:
-    by_place = {(line.form, line.model): line for line in found}  # of a script's branches, the last one
+def _one(lines: Iterable[LaunchLine], where: str) -> LaunchLine:
+    by_place = {(line.form, line.model): line for line in lines}  # of a script's branches, the last one
     different = list({(line.model, *line.flags): line for line in by_place.values()}.values())
     if not different:
         raise UsageError(f"{where}: there is no launch line of vLLM in it", FORMS)
@@ -83,18 +82,18 @@ def _one(found: Iterable[LaunchLine], where: str) -> LaunchLine:
 
 
 def _in_text(
-    text: str, arguments: Sequence[str] = (), known: Mapping[str, str] = EMPTY
+    text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] = EMPTY
 ) -> Iterator[LaunchLine]:
     """Yield the launch lines in a shell's text. `arguments`: what its "$@" stands for."""
     try:
-        for words in commands(text, arguments, known):
+        for words in commands(text, arguments, environment):
             yield from _in_words(words)
     except ValueError as error:
         raise UsageError(f"the launch line cannot be read: {reason(error)}", "close its quotes") from error
 
 
-def _in_words(words: Sequence[str], known: Mapping[str, str] = EMPTY) -> Iterator[LaunchLine]:
-    """Yield the launch line in one command's words, if it is one. `known`: the environment of its scripts."""
+def _in_words(words: Sequence[str], environment: Mapping[str, str] = EMPTY) -> Iterator[LaunchLine]:
+    """Yield the launch line in one command's words, if it is one. `environment`: the environment of its scripts."""
     for number, word in enumerate(words):
         program, rest = Path(word).name, words[number + 1 :]
         script = _script(rest) if program in ("sh", "bash") else None
@@ -105,7 +104,7 @@ def _in_words(words: Sequence[str], known: Mapping[str, str] = EMPTY) -> Iterato
         elif program in DOCKER and "run" in rest[:3]:
             yield from _in_docker(rest[rest.index("run") + 1 :])
         elif script:
-            yield from _in_text(*script, known)
+            yield from _in_text(*script, environment)
         else:
             continue
         return
@@ -133,16 +132,18 @@ def _in_docker(words: Sequence[str]) -> Iterator[LaunchLine]:
         yield from _in_image(rest[0], [*entry, *rest[1:]], environment, "docker run")
 
 
-def _in_image(image: str, words: Sequence[str], known: Mapping[str, str], form: str) -> Iterator[LaunchLine]:
+def _in_image(
+    image: str, words: Sequence[str], environment: Mapping[str, str], form: str
+) -> Iterator[LaunchLine]:
     """Yield the line of a container: its words name a server, or are the flags of the image's own."""
-    words = list(in_place(words, known, {}))
-    found = list(_in_words(words, known))
+    words = list(in_place(words, environment, {}))
+    lines = list(_in_words(words, environment))
     first = words[0] if words else ""
     own = first.startswith("-") or ("/" in first and Path(first).name not in PROGRAMS)
-    if not found and own and "vllm" in image.lower():
-        found = [_line(words, form)]
+    if not lines and own and "vllm" in image.lower():
+        lines = [_line(words, form)]
     version = re.search(r":v?(\d+\.\d+(?:\.\d+)?)", image)
-    for line in found:
+    for line in lines:
         yield msgspec.structs.replace(line, form=form, version=version[1] if version else "")
 
 
@@ -153,10 +154,12 @@ def _in_yaml(node: Any, name: str, chosen: str) -> Iterator[LaunchLine]:
         for each in node:
             yield from _in_yaml(each, each.get("name", name) if isinstance(each, dict) else name, chosen)
     elif isinstance(node, dict) and isinstance(node.get("image"), str):
-        known = _environment(node.get("environment") or node.get("env"))
+        environment = _environment(node.get("environment") or node.get("env"))
         parts = [part for key in ("entrypoint", "command", "args") for part in _strings(node.get(key))]
         unescaped = [re.sub(rf"\$\(({NAME})\)", r"${\1}", part).replace("$$", "$") for part in parts]
-        yield from _in_image(expanded(node["image"], known)[0], unescaped, known, f"service {name}")
+        yield from _in_image(
+            expanded(node["image"], environment)[0], unescaped, environment, f"service {name}"
+        )
     elif isinstance(recipe, dict) and isinstance(recipe.get("model_id"), str):
         variant = (node.get("variants") or {}).get(chosen) or {}
         more = [*_strings(recipe.get("base_args")), *_strings(variant.get("extra_args"))]
@@ -197,7 +200,6 @@ def _environment(value: object) -> dict[str, str]:
     return {str(name): expanded(str(text), {})[0] for name, text in pairs}
 
 
-@cache
 def serve_flags() -> tuple[dict[str, str], frozenset[str]]:
     """Return how many values each flag of `vllm serve` takes (one, many, maybe one; a switch: none), and which matter.
 

@@ -218,8 +218,8 @@ def floor_of(facts: Facts) -> Floor | None:
     drafts = any(name.startswith("speculative") for name in facts.given)
     by_rule = facts.source != "vllm" and facts.draft_tokens > 0
     if by_rule or (drafts and replayed.get(tokens) is False and replayed.get(2 * tokens)):
-        how = "by its rule" if by_rule else "replayed"
-        why = f"{why}; vLLM drops the last block of a hit and computes it again, for the drafter ({how})"
+        basis = "by its rule" if by_rule else "replayed"
+        why = f"{why}; vLLM drops the last block of a hit and computes it again, for the drafter ({basis})"
         tokens *= 2
     firsts = first_hits(facts.shared_prefix, tokens)
     return Floor(tokens, why, min(firsts, default=0), max(firsts, default=0))

@@ -224,10 +224,8 @@ def with_next_block(facts: Facts, platform: Platform) -> Facts:
     """Add the block size in vLLM 0.33 on this GPU, if the installed vLLM has another rule for it."""
     if platform.kind != "cuda" or not facts.hybrid or not facts.config or keeps_states_in_chunks():
         return facts
-    now, then = (
-        _shape_and_block(facts, gpu_backend("", platform.capability[0], chunks=chunks))[1]
-        for chunks in (0, 1)
-    )
+    backends = (gpu_backend("", platform.capability[0], chunks=chunks) for chunks in (False, True))
+    now, then = (_shape_and_block(facts, backend)[1] for backend in backends)
     return msgspec.structs.replace(facts, next_block=then) if now == facts.block_tokens != then else facts
 
 

@@ -44,7 +44,7 @@ def request_blocks(facts: Facts, tokens: int = 0, in_flight: int = 0) -> int:
 
 def judged(facts: Facts) -> Facts:
     """Return facts of the arithmetic with what the pool of its flags holds, or with vLLM's refusal to start."""
-    page, one = facts.bytes_of_block, request_blocks(facts)
+    page, needed = facts.bytes_of_block, request_blocks(facts)
     groups = [
         msgspec.structs.replace(
             group, request_blocks=blocks_of(group, facts.max_model_len, facts.in_flight_tokens)
@@ -55,16 +55,16 @@ def judged(facts: Facts) -> Facts:
     given = flag_number(facts.given, "num-gpu-blocks-override", 0) * page
     given = given or flag_number(facts.given, "kv-cache-memory-bytes", 0)
     blocks = given // page if page else 0
-    if not blocks or not one:
+    if not blocks or not needed:
         return facts
-    if blocks > one:  # one block is vLLM's null block
-        fit = int(blocks / one * facts.max_model_len)
+    if blocks > needed:  # one block is vLLM's null block
+        fit = int(blocks / needed * facts.max_model_len)
         return msgspec.structs.replace(facts, pool_blocks=blocks, pool_bytes=blocks * page, tokens_fit=fit)
     low, high = 0, facts.max_model_len
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if request_blocks(facts, middle) * page <= given - page else (low, middle)
-    refusal = Refusal(needed_bytes=one * page, pool_bytes=given - page, longest=low)
+    refusal = Refusal(needed_bytes=needed * page, pool_bytes=given - page, longest=low)
     return msgspec.structs.replace(facts, refusal=refusal)
 
 

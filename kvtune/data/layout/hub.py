@@ -37,8 +37,8 @@ def assumed(model: str) -> Assumed | None:
     name = model.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
     named: list[tuple[str, str]] = msgspec.json.decode(NAMES.read_bytes(), type=list[tuple[str, str]])
     for pattern, layout in named:
-        found = re.search(pattern, name)
-        known = found.expand(layout) if found else ""
-        if builtin(known) is not None:
-            return Assumed(model, known, weights=known.endswith("-fp8") or QUANTIZED.search(name) is None)
+        match = re.search(pattern, name)
+        shape = match.expand(layout) if match else ""
+        if builtin(shape) is not None:
+            return Assumed(model, shape, weights=shape.endswith("-fp8") or QUANTIZED.search(name) is None)
     return None

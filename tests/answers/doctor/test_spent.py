@@ -156,7 +156,8 @@ def test_a_log_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_launch_line_is_answered_without_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtune.answers.doctor.environment.installed", lambda name: "")
-    line = "vllm serve Qwen/Qwen3.8-27B-FP8 --kv-cache-dtype fp8 --max-model-len 262144 --kv-cache-memory-bytes 9910000000"
+    flags = "--kv-cache-dtype fp8 --max-model-len 262144 --kv-cache-memory-bytes 8000000000"
+    line = f"vllm serve Qwen/Qwen3.8-27B-FP8 {flags}"
     diagnosis = examine(asked_of(None, [line], None, device("5090")), tmp_path)
     assert diagnosis.model is not None and diagnosis.model.source == "config"
     said = {each.topic: each.text for each in diagnosis.settings}

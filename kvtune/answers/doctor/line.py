@@ -24,7 +24,7 @@ from kvtune.base.files import read_regular
 from kvtune.base.script import NAME, VARIABLE, commands, expanded, in_place
 from kvtune.data.flags import SHORT, SPECULATION
 
-MOST_BYTES = 1 << 18
+MOST_BYTES, LONGEST_PATH = 1 << 18, 4_000
 EMPTY: Mapping[str, str] = MappingProxyType({})
 SERVER = re.compile(r"vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$")
 DOCKER = ("docker", "podman", "nerdctl")
@@ -55,7 +55,7 @@ def read_line(words: Sequence[str]) -> LaunchLine:
     """Return the launch line in the words after `--`. UsageError if they hold none, or several."""
     name, _, chosen = words[0].partition("#")
     path = Path(name).expanduser()
-    if not path.is_file():
+    if len(words[0]) > LONGEST_PATH or not path.is_file():
         alone = len(words) == 1 and " " in words[0]
         return _one(_in_text(words[0]) if alone else _in_words(words), "what follows --")
     try:
@@ -216,15 +216,15 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
     flags, unknown, models = dict[str, list[str]](), list[str](), list[str]()
     rest = [word for word in words if word.strip() and word != "--"]
     while rest:
-        word, equals, value = rest.pop(0).partition("=")
+        word, equals, value = re.sub(r"^-O(?=\d)", "--optimization-level=", rest.pop(0)).partition("=")
         if not word.startswith("-"):
             models.append(word + equals + value)
             continue
-        name, dot, key = (SHORT.get(word) or word.lstrip("-")).partition(".")
-        name = name.replace("_", "-")
+        name, dot, key = word.partition(".")
+        name = SHORT.get(name) or name.lstrip("-").replace("_", "-")
         kind = "one" if dot else takes.get(name, "many")
         values = [value] if equals else []
-        while rest and not equals and kind != "switch" and not rest[0].startswith("--"):
+        while rest and not equals and kind != "switch" and not re.match("--|-[a-zA-Z]", rest[0]):
             values.append(rest.pop(0))
             if kind != "many":
                 break

@@ -71,6 +71,11 @@ def test_the_words_of_a_shell_are_the_same_line() -> None:
     assert read_line(SERVE.split()).flags == ["--max-model-len", "32768"]
     assert read_line(["vllm", "serve", "--enforce-eager", "M/N"]).model == "M/N"
     assert read_line(["vllm", "serve", "-tp", "2", "--tensor-parallel-size", "4", "M/N"]).flags[-1] == "4"
+    given = flag_texts(
+        read_line(["vllm", "serve", "M/N", "-O3", "-tp=2", "-cc.mode=3", "--max-model-len", "-1"]).flags
+    )
+    assert given.pop("compilation-config") == '{"mode":3}'
+    assert given == {"optimization-level": "3", "tensor-parallel-size": "2", "max-model-len": "-1"}
 
 
 def test_flags_are_named_as_vllms_parser_names_them() -> None:
@@ -185,6 +190,25 @@ def test_aliases_that_multiply_are_refused_before_they_are_built() -> None:
     with pytest.raises(BeyondError, match="more than 100,000 values"):
         decode_yaml(f"k0: &a0 [x]\n{levels}")
     assert decode_yaml("a: &x {b: 1}\nc:\n  <<: *x\n")[0]["c"] == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "vllm",
+        "docker run -e",
+        "bash -c",
+        "ARGS=(\nvllm",
+        "((((",
+        "a" * 100_000,
+        "$" * 50_000,
+        "vllm " + "${A:-" * 2_000,
+    ],
+)
+def test_what_is_no_launch_line_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="there is no launch line of vLLM in it|cannot be read"):
+        read_line([text])
 
 
 def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:

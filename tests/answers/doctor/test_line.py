@@ -207,7 +207,7 @@ def test_aliases_that_multiply_are_refused_before_they_are_built() -> None:
     ],
 )
 def test_what_is_no_launch_line_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="there is no launch line of vLLM in it|cannot be read"):
+    with pytest.raises(UsageError, match=r"there is no launch line of vLLM in it|cannot be read"):
         read_line([text])
 
 

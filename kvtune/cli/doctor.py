@@ -21,7 +21,9 @@ class DoctorQuery(Query):
         warning or error.""")
     output: Path = option(REPORTS, "-o,--output", envvar=OUTPUT_VARIABLE)("""Folder whose free space and
         permissions are checked.""")
-    log: Path | None = option(None, "FILE", When("a log, which has its flags", "flags"))("""A server's log: its
+    log: Path | None = option(
+        None, "FILE", When("a log, which has its flags", "flags")
+    )("""A server's log: its
         flags are read from it, and its block, pool and refusal are held against the prediction.""")
     vllm: bool = option(False, *either("for what vLLM says of a MODEL", "model flags log"))("""Ask vLLM about MODEL,
         and replay when a shared prefix hits. Without it arithmetic answers where it can: for a family that it

@@ -63,14 +63,16 @@ def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
     for word in (word for word in line.flags if word.startswith("--") and word[2:] not in takes):
         hint = f"{did_you_mean(word[2:], takes)}leave it out"
         say("flag", f"{word}: the server of vLLM 0.32 has no such flag and does not start", hint, "warning")
-    unread = [word for word in others if word[2:].removeprefix("no-") in matter]
-    unread += [
-        word for word in line.unknown if word.split()[0][2:].removeprefix("no-") in matter | FLAGS.keys()
+    deciding = (matter | FLAGS.keys()) - {*OF_WEIGHTS}
+    unread = [
+        word for word in (*others, *line.unknown) if word.split()[0][2:].removeprefix("no-") in deciding
     ]
     if unread:
         text = f"{', '.join(unread)}: what it does to the cache is not in this report"
         say("not read", text, "put values in place", "warning")
     unknown = "" if memory else "no --like-device names the memory"
+    if named is not None:
+        unknown = f"{named} stands for {line.model}, whose weights are not known"
     if layout is not None and not layout.weights:
         unknown = layout.said
     return Asked(model, flags, Pool(unknown=unknown), tuple(findings))

@@ -39,8 +39,9 @@ CONFIG = {
     "dtype": r"\bdtype=torch\.(\w+)",
     "tensor_parallel_size": r"\btensor_parallel_size=(\d+)",
     "kv_cache_dtype": r"\bkv_cache_dtype='?(\w+)",
+    "enable_prefix_caching": r"\benable_prefix_caching=(\w+)",
 }
-"""What the line about the engine's configuration says, where a log has none about its arguments."""
+"""What the line about the engine's configuration says, as its version resolved it."""
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,17 +81,15 @@ def read_log(path: Path) -> Boot:
 
 
 def _arguments(text: str) -> dict[str, object]:
-    """Return the server's arguments: by its own line about them, else by that about the engine's configuration."""
-    match = re.search(r"non-default args: (\{.*\})", text)
-    if match is None:
-        return {name: match[1] for name, pattern in CONFIG.items() if (match := re.search(pattern, text))}
+    """Return the server's arguments: what the line about the engine's configuration says, under its line about them."""
     takes, _ = serve_flags()
-    pairs = re.findall(r"'(\w+)': ('[^']*'|True|False|[\d.]+|\{[^{}]*\})(?=[,}])", match[1][:MOST_ARGUMENTS])
-    return {
-        "model" if name == "model_tag" else name: _value(value)
-        for name, value in pairs
-        if name == "model_tag" or name.replace("_", "-") in takes
-    }
+    given = {name: match[1] for name, pattern in CONFIG.items() if (match := re.search(pattern, text))}
+    match = re.search(r"non-default args: (\{.*\})", text)
+    listed = match[1][:MOST_ARGUMENTS] if match else ""
+    for name, value in re.findall(r"'(\w+)': ('[^']*'|True|False|[\d.]+|\{[^{}]*\})(?=[,}])", listed):
+        flag = "model" if name == "model_tag" else name
+        given |= {flag: value} if flag.replace("_", "-") in takes else {}
+    return {name: _value(value) for name, value in given.items()}
 
 
 def _value(text: str) -> object:

@@ -103,6 +103,8 @@ def test_what_only_the_shell_knows_is_named_and_left_out() -> None:
     assert line.flags == ["--max-num-seqs", "4"] and line.unknown == ["--max-model-len $LEN"]
     said = asked(line, "qwen3-8b", memory=False).findings
     assert any(each.level == "warning" and "--max-model-len $LEN" in each.text for each in said)
+    odd = asked(read_line([f"{SERVE} --kv-cache-dtype fp3 --hf-overrides {{}}"]), None, memory=True).findings
+    assert any("--kv-cache-dtype, --hf-overrides: what it does" in each.text for each in odd)
     with pytest.raises(UsageError, match="its model is \\$MODEL, which it does not say"):
         checked(read_line(["vllm", "serve", "$MODEL"]))
 

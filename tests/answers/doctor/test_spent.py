@@ -93,18 +93,14 @@ def test_what_a_flag_frees_is_what_vllm_then_reserves_less(model: str, like: str
 @pytest.mark.vllm
 @pytest.mark.full
 def test_a_pool_that_starts_and_never_ends_a_longest_request_is_found() -> None:
-    flags = ["--max-model-len", "32768", *FP8, *MTP, "--kv-cache-memory-bytes"]
-    stuck = vllms("qwen3.5-27b", "h100", [*flags, "2097152000"])
+    flags = ["--max-model-len", "32768", *FP8, *MTP, "--kv-cache-memory-bytes", "2097152000"]
+    stuck = vllms("qwen3.5-27b", "h100", flags)
     assert stuck.refusal is None and stuck.tokens_fit > 32_768 > stuck.longest_run
-    said = [each.text for each in settings_findings(stuck) if each.topic == "start"]
-    assert len(said) == 1 and "a request of 32,768 tokens never ends" in said[0]
-    shorter = vllms(
-        "qwen3.5-27b",
-        "h100",
-        [*with_flag(flags, "max-model-len", stuck.longest_run)[:-1], *flags[-1:], "2097152000"],
-    )
-    assert shorter.longest_run == 0
-    assert vllms("qwen3.5-27b", "h100", [*flags, "2400000000"]).longest_run == 0
+    messages = [each.text for each in settings_findings(stuck) if each.topic == "start"]
+    assert len(messages) == 1 and "a request of 32,768 tokens never ends" in messages[0]
+    shorter, larger = ("max-model-len", stuck.longest_run), ("kv-cache-memory-bytes", 2_400_000_000)
+    for name, value in (shorter, larger):
+        assert vllms("qwen3.5-27b", "h100", with_flag(flags, name, value)).longest_run == 0
 
 
 def test_a_refusal_is_told_in_vllms_figures() -> None:

@@ -261,5 +261,5 @@ def checked(line: LaunchLine) -> LaunchLine:
         return line
     named = f"its model is {line.model}, which it does not say" if line.model else "it names no model"
     raise UsageError(
-        f"the launch line ({line.form}): {named}", "name it: kvtune doctor MODEL -- vllm serve .."
+        f"the launch line ({line.form}): {named}", "name it: kvtune doctor MODEL .."
     )

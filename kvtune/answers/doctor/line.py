@@ -260,6 +260,4 @@ def checked(line: LaunchLine) -> LaunchLine:
     if re.search(r"\w", line.model) and not VARIABLE.search(line.model):
         return line
     named = f"its model is {line.model}, which it does not say" if line.model else "it names no model"
-    raise UsageError(
-        f"the launch line ({line.form}): {named}", "name it: kvtune doctor MODEL .."
-    )
+    raise UsageError(f"the launch line ({line.form}): {named}", "name it: kvtune doctor MODEL ..")

@@ -63,14 +63,14 @@ _SHAPES = """
     gemma-3-27b gemma-4-12b gemma-4-26b gemma-4-31b deepseek-v3 deepseek-v3.2 deepseek-v4-flash
     deepseek-v4.1-flash kimi-k2 kimi-k3 kimi-linear glm-4.6 glm-5.2 glm-5.3-flash minimax-m2.5 minimax-m3
     mimo-v2-flash mistral-small-3.1 mistral-large-3 nemotron-3-nano nemotron-3-super nemotron-3-ultra
-    granite-4.0-h-tiny granite-4.0-h-small lfm2.5-8b-a1b longcat-flash zamba2-2.7b
+    granite-4.0-h-tiny granite-4.0-h-small lfm2.5-8b-a1b longcat-flash
 """
 SHAPES: dict[str, dict[str, str]] = dict.fromkeys(_SHAPES.split(), UNLOADED)
 
 _SIZES = """
     qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen3-0.6b qwen3-1.7b
     qwen3-4b qwen3-14b qwen3-32b qwen3-235b-a22b qwen3-480b-a35b qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b
-    qwen3.5-122b-a10b qwen3.5-397b-a17b llama-3.2-1b llama-3.2-3b mistral-7b
+    qwen3.5-122b-a10b qwen3.5-397b-a17b llama-3.2-1b llama-3.2-3b mistral-7b zamba2-2.7b
 """
 SIZES = tuple(_SIZES.split())
 """More sizes of these families, for the names in launch lines."""

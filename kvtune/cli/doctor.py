@@ -42,7 +42,8 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
 
     A launch line follows `--` as it is: vllm serve .., docker run .., or a file with one.
     """
-    from kvtune.answers.doctor.diagnosis import asked_of, examine
+    from kvtune.answers.doctor.asked import asked_of
+    from kvtune.answers.doctor.diagnosis import examine
     from kvtune.answers.doctor.document import document
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin

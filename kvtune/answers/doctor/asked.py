@@ -5,41 +5,67 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvtune.answers.doctor.boot import Boot, read_log
 from kvtune.answers.doctor.finding import Finding, Level
-from kvtune.answers.doctor.line import LaunchLine, serve_flags
-from kvtune.base.errors import did_you_mean
+from kvtune.answers.doctor.line import LaunchLine, checked, read_line, serve_flags
+from kvtune.base.errors import UsageError, did_you_mean
 from kvtune.data.file_flags import FLAGS, on_the_list
 from kvtune.data.flags import SPECULATION, draft_settings, flag_number, flag_texts, with_flag
 from kvtune.data.layout.fields import text_config
 from kvtune.data.layout.hub import assumed
 from kvtune.data.layout.model_config import config_at_hand, model_config
+from kvtune.data.platforms import LARGE_GPU, Platform
+from kvtune.lab.setup.platform import engines
 from kvtune.lab.setup.setup import Pool
 
+OF_WORKERS = ("distributed-executor-backend", "enable-expert-parallel", "data-parallel-size")
+"""Flags that spread an engine or its experts over workers: each engine's cache is the same without them."""
 OF_WEIGHTS = ("quantization", "load-format")
 OWN_DRAFTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Fields of a config whose model has MTP layers."""
 
 
 class Asked(NamedTuple):
-    """The model and flags to ask about, and what there is to say of the line."""
+    """What doctor is asked about: a model under flags, on the device of --like-device or this one.
 
-    model: str
-    flags: list[str]
-    pool: Pool
-    findings: tuple[Finding, ...]
+    `pool`: what the flags do not say of it. `findings`: of the launch line. `boot`: a log to compare with.
+    """
+
+    model: str | None
+    flags: Sequence[str] = ()
+    like: Platform | None = None
+    pool: Pool = Pool()
+    findings: tuple[Finding, ...] = ()
+    boot: Boot | None = None
 
 
-def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
-    """Return what to ask of a line. `named`: the layout that the user names. `memory`: the device's sizes the pool."""
+def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Platform | None) -> Asked:
+    """Return what to ask, from what follows `--` (MODEL's flags, or a launch line) or from a server's log."""
+    boot = read_log(log) if log is not None else None
+    if boot is None and (not words or (model is not None and words[0].startswith("-"))):
+        return Asked(model, words, like)
+    if boot is None and words[0].startswith("-"):
+        why = "what follows -- is read only with MODEL: flags are for one, a launch line begins with its program"
+        raise UsageError(why, "add MODEL, or leave what follows -- out")
+    line = read_line(words) if boot is None else boot.line
+    return of_line(line if model else checked(line), model, like, boot)
+
+
+def of_line(line: LaunchLine, named: str | None, like: Platform | None, boot: Boot | None = None) -> Asked:
+    """Return what to ask of a line. `named`: the layout that the user names."""
     findings: list[Finding] = []
 
     def say(topic: str, text: str, hint: str = "", level: Level = "note") -> None:
         findings.append(Finding(level, topic, text, hint))
 
     say("line", f"{line.form}: {line.model}{f', vLLM {line.version}' if line.version else ''}")
-    flags, others = on_the_list(with_flag(line.flags, "distributed-executor-backend", None))
+    flags, others = on_the_list(line.flags)
+    spread = flag_texts(flags).keys() & {"enable-expert-parallel", "data-parallel-size"}
+    for name in OF_WORKERS:
+        flags = with_flag(flags, name, None)
     at_hand = named is None and config_at_hand(line.model, folders=True).fields
     layout = None if named or at_hand else assumed(line.model)
     model = layout.layout if layout else named or line.model
@@ -70,12 +96,17 @@ def asked(line: LaunchLine, named: str | None, *, memory: bool) -> Asked:
     if unread:
         text = f"{', '.join(unread)}: what it does to the cache is not in this report"
         say("not read", text, "put values in place", "warning")
-    unknown = "" if memory else "no --like-device names the memory"
+    unnamed = like is None and engines().kind == "cpu"  # an H100 stands for the device, of any memory
+    unknown = "no --like-device names the memory" if unnamed or boot is not None else ""
+    if unnamed:
+        say("device", f"as on {LARGE_GPU.title}, whose memory is not assumed", "--like-device NAME")
+    if spread:
+        unknown = f"--{', --'.join(sorted(spread))}: how many of the experts each engine holds is not asked"
     if named is not None:
         unknown = f"{named} stands for {line.model}, whose weights are not known"
     if layout is not None and not layout.weights:
         unknown = layout.said
-    return Asked(model, flags, Pool(unknown=unknown), tuple(findings))
+    return Asked(model, flags, LARGE_GPU if unnamed else like, Pool(unknown=unknown), tuple(findings), boot)
 
 
 def _fitted(layout: str, flags: Sequence[str]) -> list[str]:

@@ -5,26 +5,21 @@ A `Diagnosis` holds the findings about both; their levels decide the exit code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from kvtune.answers.doctor.asked import asked as asked_about
-from kvtune.answers.doctor.boot import Boot, compared, read_log
+from kvtune.answers.doctor.asked import Asked
+from kvtune.answers.doctor.boot import compared
 from kvtune.answers.doctor.environment import environment
 from kvtune.answers.doctor.finding import LEVELS, Finding, Level
-from kvtune.answers.doctor.line import checked, read_line
 from kvtune.answers.doctor.model import ModelReport, examine_model
 from kvtune.answers.states.table import States, states_of
 from kvtune.base.commands import command
-from kvtune.base.errors import EXIT_FAILED, KvtuneError, UsageError
+from kvtune.base.errors import EXIT_FAILED, KvtuneError
 from kvtune.data.layout.models import SHAPES
-from kvtune.data.platforms import LARGE_GPU, Platform
 from kvtune.lab.lab import LAB, Lab
-from kvtune.lab.setup.platform import engines
-from kvtune.lab.setup.setup import Pool, Setup
+from kvtune.lab.setup.setup import Setup
 from kvtune.requests.types import Workload
 
 
@@ -68,40 +63,8 @@ def shapes() -> Finding:
     return Finding("ok", "models", f"built-in shapes of published models: {', '.join(SHAPES)}", use)
 
 
-class About(NamedTuple):
-    """What is asked about: a model under flags, on the device of --like-device or this one. `findings`: of its line.
-
-    `pool`: what the flags do not say of it. `boot`: the log that the prediction is held against.
-    """
-
-    model: str | None
-    flags: Sequence[str] = ()
-    like: Platform | None = None
-    pool: Pool = Pool()
-    findings: tuple[Finding, ...] = ()
-    boot: Boot | None = None
-
-
-def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Platform | None) -> About:
-    """Return what to ask, from what follows `--` (MODEL's flags, or a launch line) or from a server's log."""
-    boot = read_log(log) if log is not None else None
-    if boot is None and (not words or (model is not None and words[0].startswith("-"))):
-        return About(model, words, like)
-    if boot is None and words[0].startswith("-"):
-        why = "what follows -- is read only with MODEL: flags are for one, a launch line begins with its program"
-        raise UsageError(why, "add MODEL, or leave what follows -- out")
-    line = read_line(words) if boot is None else boot.line
-    stands = like is None and engines().kind == "cpu"  # an H100 stands for the device, of any memory
-    asked = asked_about(line if model else checked(line), model, memory=not stands and boot is None)
-    note = Finding(
-        "note", "device", f"as on {LARGE_GPU.title}, whose memory is not assumed", "--like-device NAME"
-    )
-    findings = (*asked.findings, note) if stands else asked.findings
-    return About(asked.model, asked.flags, LARGE_GPU if stands else like, asked.pool, findings, boot)
-
-
 def examine(
-    about: About, folder: Path, workload: Workload | None = None, *, ask: bool = True, lab: Lab = LAB
+    about: Asked, folder: Path, workload: Workload | None = None, *, ask: bool = True, lab: Lab = LAB
 ) -> Diagnosis:
     """Check this machine and, if a model is asked about, that model under vLLM's flags.
 

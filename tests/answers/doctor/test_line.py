@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.answers.doctor.asked import asked
+from kvtune.answers.doctor.asked import of_line
 from kvtune.answers.doctor.line import checked, line_of_flags, read_line
 from kvtune.base.bounded import BeyondError, decode_yaml
 from kvtune.base.errors import UsageError
@@ -17,10 +17,12 @@ from kvtune.base.script import commands
 from kvtune.data.file_flags import on_the_list
 from kvtune.data.flags import flag_texts, parse_flags
 from kvtune.data.layout.hub import assumed
+from kvtune.data.platforms import device
 
 PUBLIC: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "lines.toml").read_text(encoding="utf-8")
 )["line"]
+H100 = device("h100")
 SERVE = "vllm serve Qwen/Qwen3.8-27B --max-model-len 32768"
 
 
@@ -101,9 +103,9 @@ def test_flags_are_named_as_vllms_parser_names_them() -> None:
 def test_what_only_the_shell_knows_is_named_and_left_out() -> None:
     line = read_line(["vllm", "serve", "M/N", "--max-model-len", "$LEN", "--max-num-seqs", "4"])
     assert line.flags == ["--max-num-seqs", "4"] and line.unknown == ["--max-model-len $LEN"]
-    said = asked(line, "qwen3-8b", memory=False).findings
+    said = of_line(line, "qwen3-8b", None).findings
     assert any(each.level == "warning" and "--max-model-len $LEN" in each.text for each in said)
-    odd = asked(read_line([f"{SERVE} --kv-cache-dtype fp3 --hf-overrides {{}}"]), None, memory=True).findings
+    odd = of_line(read_line([f"{SERVE} --kv-cache-dtype fp3 --hf-overrides {{}}"]), None, H100).findings
     assert any("--kv-cache-dtype, --hf-overrides: what it does" in each.text for each in odd)
     with pytest.raises(UsageError, match="its model is \\$MODEL, which it does not say"):
         checked(read_line(["vllm", "serve", "$MODEL"]))
@@ -147,7 +149,7 @@ def test_a_name_on_the_hub_is_a_layout_that_is_said_to_be_assumed() -> None:
 
 def test_what_is_asked_in_a_lines_place_is_what_decides_the_cache() -> None:
     text = "vllm serve nvidia/Qwen3.6-35B-A3B-NVFP4 --quantization modelopt --max-model-len 400000 --port 1"
-    about = asked(read_line([text]), None, memory=True)
+    about = of_line(read_line([text]), None, H100)
     given = flag_texts(about.flags)
     assert about.model == "qwen3.6-35b-a3b" and "quantized" in about.pool.unknown
     assert given["kv-cache-dtype"] == "fp8" and given["max-model-len"] == "400000"
@@ -155,10 +157,18 @@ def test_what_is_asked_in_a_lines_place_is_what_decides_the_cache() -> None:
     assert not given.keys() & {"quantization", "port"}
 
 
+def test_a_layout_is_asked_of_one_engine_whose_weights_are_not_known() -> None:
+    flags = "--enable-expert-parallel --data-parallel-size 16 --distributed-executor-backend ray"
+    about = of_line(read_line([f"vllm serve moonshotai/Kimi-K2-Instruct {flags}"]), None, H100)
+    assert about.model == "kimi-k2" and about.flags == []
+    assert about.pool.unknown.startswith("--data-parallel-size, --enable-expert-parallel: ")
+    assert (
+        "kimi-k2 stands for M/N" in of_line(read_line(["vllm", "serve", "M/N"]), "kimi-k2", H100).pool.unknown
+    )
+
+
 def test_a_flag_that_vllms_server_has_not_is_named() -> None:
-    said = asked(
-        read_line([*SERVE.split(), "--swap-spce", "4", "--max-num-seq", "3"]), None, memory=True
-    ).findings
+    said = of_line(read_line([*SERVE.split(), "--swap-spce", "4", "--max-num-seq", "3"]), None, H100).findings
     flags = {each.text.partition(":")[0]: each.hint for each in said if each.topic == "flag"}
     assert flags.keys() == {"--swap-spce", "--max-num-seq"}
     assert flags["--max-num-seq"].startswith("did you mean max-num-seqs?")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.answers.doctor.asked import asked_of
 from kvtune.answers.doctor.boot import compared, read_log
-from kvtune.answers.doctor.diagnosis import asked_of, examine
+from kvtune.answers.doctor.diagnosis import examine
 from kvtune.answers.doctor.facts import Facts, Refusal, gib
 from kvtune.answers.doctor.model import ask_vllm
 from kvtune.answers.doctor.planned import read_config, with_origins

@@ -1,4 +1,4 @@
-"""Decodes what comes from outside, within a budget: JSON, TOML, gzip, msgpack, Prometheus' text. Any process.
+"""Decodes what comes from outside, within a budget: JSON, TOML, YAML, gzip, msgpack, Prometheus' text. Any process.
 
 What would exceed the budget is refused before it is built: brackets, commas and colons tell what JSON will take.
 Whatever is wrong with an input is a ValueError of one line; `BeyondError` is one that names the limit. What is done
@@ -30,7 +30,8 @@ RATIO, FREE_BYTES = 100, 1 << 20
 MEMBERS = 16
 """Parts of a gzip, one after the other."""
 MOST_TEXTS = 8_000_000
-MOST_TOML = 1 << 18
+MOST_TOML = MOST_YAML = 1 << 18
+MOST_NODES = 100_000
 MOST_DOTS, TOML_DEPTH = 8, 16
 """Dots in one key of TOML: tomllib takes a time that grows with their square. kvtune's own have 2."""
 MOST_NUMBER = 1 << 63
@@ -268,3 +269,35 @@ def decode_metrics(lines: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str
         raise BeyondError(f"it has more than {MOST_LINES:,} lines, or {LINES_CHARS:,} characters in them")
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         yield from ((sample.name, sample.labels, sample.value) for sample in family.samples)
+
+
+def decode_yaml(text: str) -> list[Any]:
+    """Decode the documents of a YAML file: plain values, at most `MOST_NODES` of them with each alias written out."""
+    import yaml
+
+    if len(text) > MOST_YAML:
+        raise BeyondError(f"it has more than {size(MOST_YAML)}")
+    sizes: dict[str, int] = {}
+    open_nodes = [("", 0)]  # the anchor and the nodes so far of each node that has begun
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            name, nodes = str(getattr(event, "anchor", None) or ""), 0
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((name, 1))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                name, nodes = open_nodes.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                name, nodes = "", sizes.get(name, 1)
+            elif isinstance(event, yaml.ScalarEvent):
+                nodes = 1
+            sizes |= {name: nodes} if name and nodes else {}
+            open_nodes[-1] = (open_nodes[-1][0], open_nodes[-1][1] + nodes)
+            if len(open_nodes) > DEPTH or open_nodes[-1][1] > MOST_NODES:
+                raise BeyondError(
+                    f"it is nested more than {DEPTH} deep, or has more than {MOST_NODES:,} values"
+                )
+        return list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise _too_deep(DEPTH) from None

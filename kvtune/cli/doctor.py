@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When, argument, option
+from kvtune.cli.query import Flags, Lab, Query, When, argument, either, option
 from kvtune.data.run.output import OUTPUT_VARIABLE, REPORTS
 
 
@@ -21,18 +21,28 @@ class DoctorQuery(Query):
         warning or error.""")
     output: Path = option(REPORTS, "-o,--output", envvar=OUTPUT_VARIABLE)("""Folder whose free space and
         permissions are checked.""")
-    vllm: bool = option(False, When("for what vLLM says of a MODEL", model=True))("""Ask vLLM about MODEL,
+    log: Path | None = option(
+        None, "FILE", When("a log, which has its flags", "flags")
+    )("""A server's log: its
+        flags are read from it, and its block, pool and refusal are held against the prediction.""")
+    vllm: bool = option(False, *either("for what vLLM says of a MODEL", "model flags log"))("""Ask vLLM about MODEL,
         and replay when a shared prefix hits. Without it arithmetic answers where it can: for a family that it
         knows, without -w, flags and a GPU's --like-device.""")
-    platform: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = None
+    platform: Annotated[options.LikeDevice, *either("for what a MODEL comes to there", "model flags log")] = (
+        None
+    )
     json: options.Json = False
     md: options.Md = False
     page: options.Page = None
-    flags: Annotated[Flags, When("for a MODEL", model=True)] = ()
+    flags: Flags = ()
 
 
 def doctor(query: DoctorQuery, lab: Lab) -> int:
-    """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
+    """Check this machine and, if named, MODEL under vLLM's own flags (after `--`), or a launch line. Needs no weights.
+
+    A launch line follows `--` as it is: vllm serve .., docker run .., or a file with one.
+    """
+    from kvtune.answers.doctor.asked import asked_of
     from kvtune.answers.doctor.diagnosis import examine
     from kvtune.answers.doctor.document import document
     from kvtune.cli.views.answer import print_answer
@@ -40,21 +50,13 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.requests.loads.spec import build
 
-    flags = query.flags
-    begin(f"reading this machine{f' and what {query.model} comes to' if query.model else ''}")
+    about = asked_of(query.model, query.flags, query.log, query.platform)
+    begin(f"reading this machine{f' and what {about.model} comes to' if about.model else ''}")
     weighed = (
-        build(query.workload, tokenizer=tokenizer_of(query.model, flags))
-        if query.workload and query.model
+        build(query.workload, tokenizer=tokenizer_of(about.model, about.flags))
+        if query.workload and about.model
         else None
     )
-    diagnosis = examine(
-        query.model,
-        flags,
-        query.output,
-        weighed,
-        like=query.platform,
-        ask=query.vllm,
-        lab=lab,
-    )
+    diagnosis = examine(about, query.output, weighed, ask=query.vllm, lab=lab)
     print_answer(diagnosis, document(diagnosis), json=query.json, md=query.md, page=query.page)
     return diagnosis.exit_code(query.fail_on)

@@ -118,7 +118,8 @@ RecipeCore = Annotated[CoreName | None, RECIPE_CORE]
 CORE_SETTING = shared()("A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's.")
 CoreSetting = Annotated[list[str] | None, CORE_SETTING]
 LIKE_DEVICE = shared("--like-device DEVICE", parser=device)("""Chunk, max_num_seqs, blocks, scheduling and pool
-    as vLLM takes them on h100, h200, b200, a100, l40s, l4 or cpu, or on a GPU with this memory: 80GiB.""")
+    as vLLM takes them on h100, h200, b200, a100, l40s, l4, 3090, 4090, 5090, rtx-pro-6000, gb10, mi300x or
+    cpu, or on a GPU with this memory: 80GiB.""")
 LikeDevice = Annotated[Platform | None, LIKE_DEVICE]
 Recipe = Annotated[str, shared()("A recipe file, or a name that `kvtune recipe list` shows.")]
 Anyway = Annotated[bool, shared()("Go ahead although model, workload, versions or device differ.")]

@@ -47,7 +47,11 @@ FLAGS: dict[str, Legal] = {
     "gdn-prefill-backend": Legal(kind="choice", choices=("flashinfer", "triton")),
     "kv-cache-dtype": Legal(
         kind="choice",
-        choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+        choices=(
+            *("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+            *("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4"),
+            *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+        ),
     ),
     "kv-offloading-backend": Legal(kind="choice", choices=("native",)),
     "language-model-only": SWITCH,

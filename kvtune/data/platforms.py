@@ -12,6 +12,7 @@ from typing import Literal
 
 from kvtune.base.cpu import avx512_bf16
 from kvtune.base.errors import UsageError, did_you_mean
+from kvtune.data.installed import installed_version, release
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -56,9 +57,22 @@ DEVICES = {
     "a100": Platform("cuda", "NVIDIA A100-SXM4-80GB", 81_920 * MIB, (8, 0), 108, key="a100"),
     "l40s": Platform("cuda", "NVIDIA L40S", 46_068 * MIB, (8, 9), 142, key="l40s"),
     "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), 58, key="l4"),
+    "3090": Platform("cuda", "NVIDIA GeForce RTX 3090", 24_576 * MIB, (8, 6), 82, key="3090"),
+    "4090": Platform("cuda", "NVIDIA GeForce RTX 4090", 24_564 * MIB, (8, 9), 128, key="4090"),
+    "5090": Platform("cuda", "NVIDIA GeForce RTX 5090", 32_607 * MIB, (12, 0), 170, key="5090"),
+    "rtx-pro-6000": Platform(
+        "cuda", "NVIDIA RTX PRO 6000 Blackwell", 97_887 * MIB, (12, 0), 188, key="rtx-pro-6000"
+    ),
+    # nvidia-smi shows no memory of a GB10: vLLM's own line does, "Free memory on device cuda:0 (109.66/119.63 GiB)".
+    "gb10": Platform("cuda", "NVIDIA GB10", int(119.63 * GIB), (12, 1), 48, key="gb10"),
+    # torch's "total capacity of 191.98 GiB". vLLM's ROCm platform is not asked: CUDA's stands for it.
+    "mi300x": Platform(
+        "cuda", "AMD Instinct MI300X, asked as CUDA", int(191.98 * GIB), (9, 4), 304, key="mi300x"
+    ),
     "cpu": Platform("cpu", "CPU", key="cpu"),
 }
-"""Platforms by key. Memory is what nvidia-smi shows. For `cpu`, KVTUNE_AVX512_BF16 or else this CPU decides on BF16."""
+"""Platforms by key. Memory is what nvidia-smi shows, capability is from NVIDIA's table of GPUs. For `cpu`,
+KVTUNE_AVX512_BF16 or else this CPU decides on BF16."""
 
 MEMORY = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)GiB")
 """The pattern by which --like-device names a GPU by its memory."""
@@ -124,12 +138,14 @@ BY_MEMORY = "as if a step's activations and CUDA graphs took no memory"
 
 
 def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
-    """Return the most tokens and requests of a step. vLLM gives an A100 and a GB10 less: they compute more slowly."""
+    """Return the most tokens and requests of a step. vLLM gives an A100 less, and from 0.33 on a GB10."""
     if platform.kind == "cpu":
         return 2048 * ranks, 128 * ranks
     if platform.memory_bytes >= 160 * GIB:
         return 16384, 1024
-    small = "a100" in platform.name.lower() or platform.capability == (12, 1)
+    version = release(installed_version())
+    slow_since_033 = platform.capability == (12, 1) and (not version or version >= (0, 33))
+    small = "a100" in platform.name.lower() or slow_since_033
     if platform.memory_bytes >= 70 * GIB and not small:
         return 8192, 1024
     return 2048, 256

@@ -60,7 +60,7 @@ def test_default_blocks_are_those_of_vllm() -> None:
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match="--like-device h10: there is no such device") as refused:
         device("h10")
-    assert "did you mean h100?" in refused.value.hint and "l4, cpu" in refused.value.hint
+    assert "did you mean h100?" in refused.value.hint and "l4, 3090" in refused.value.hint
 
 
 def test_the_source_of_each_value_is_the_flag_the_recipe_or_vllms_default_for_the_device() -> None:

@@ -8,7 +8,6 @@ its prediction, and why a prediction differs. `make docs` writes reports/evidenc
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import tomllib
@@ -39,10 +38,7 @@ TITLES = {
     "hits": "hits",
 }
 """A figure's name in reports/evidence/public.md, which says what each is in vLLM's words."""
-REFUSED = {
-    "needed_gib": re.compile(r"([\d.]+) GiB KV cache is needed"),
-    "longest": re.compile(r"estimated maximum model length is (\d+)"),
-}
+GIB = 1 << 30
 Figure = int | float | list[int]
 Figures = dict[str, Figure]
 
@@ -102,13 +98,8 @@ def predicted(row: Row) -> Figures:
     answers = [answer(words) for words in row.commands()]
     reply, said = answers[0]
     figures: dict[str, Figure] = {}
-    for name in row.figures:
-        if name in REFUSED:
-            match = REFUSED[name].search(" ".join(said.split()))
-            figures |= {name: json.loads(match[1])} if match else {}
-        elif not all(reply for reply, _ in answers):
-            break
-        elif name == "cached":
+    for name in row.figures if all(reply for reply, _ in answers) else ():
+        if name == "cached":
             figures[name] = [reply["rounds"][-1]["hit_tokens"] for reply, _ in answers]
         elif "rounds" in reply:
             figures[name] = reply["engine"]["block_size"]
@@ -124,6 +115,7 @@ def of_doctor(name: str, model: dict[str, Any]) -> Figure:
     """Return a figure of doctor's report on a model."""
     groups = model["groups"]
     states = [group for group in groups if group["kind"] == "state"]
+    refusal = model["refusal"] or {"needed_bytes": 0, "longest": 0}
     figures: dict[str, Any] = {
         "block": model["block_tokens"],
         "page_bytes": max(group["page_bytes"] for group in groups),
@@ -131,6 +123,8 @@ def of_doctor(name: str, model: dict[str, Any]) -> Figure:
         "group_blocks": sorted({group["block_tokens"] for group in groups}),
         "tokens": model["tokens_fit"],
         "concurrency": round(model["tokens_fit"] / model["max_model_len"], 2),
+        "needed_gib": round(refusal["needed_bytes"] / GIB, 2),
+        "longest": refusal["longest"],
     }
     if states:
         page, used = states[0]["page_bytes"], states[0]["used_bytes"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +20,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvtune.answers.doctor.facts import Facts, Group, GroupKind, Visits
+from kvtune.answers.doctor.facts import Facts, Group, GroupKind, Refusal, Visits
 from kvtune.base.cpu import avx512_bf16
 from kvtune.base.dialogue import Answered, Refused, questions, tell
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import count, percent, size
 from kvtune.data.flags import flag_texts
 from kvtune.data.layout.forms import Form, form_of, lengths
-from kvtune.data.platforms import BY_MEMORY, Platform
+from kvtune.data.platforms import BY_MEMORY, GIB, Platform
 from kvtune.lab.as_if.deferred import defer
 from kvtune.lab.device.blocks import Stage, give_pool, layers_of
 from kvtune.lab.setup.setup import Setup
 from kvtune.lab.sim.engine_types import EngineCore
-from kvtune.lab.sim.idle import idle_of
+from kvtune.lab.sim.idle import ANSWER_TOKENS, finished, idle_of, runs
 from kvtune.plugin.probe.kv_specs import of_group, used_bytes
 from kvtune.plugin.probe.lifetime import die_with_parent
 from kvtune.plugin.vllm.names import hash_lookahead, state_step
@@ -43,6 +44,8 @@ POOL_BYTES = 4 << 30  # assumed if only a started engine would know it
 MOST_POOL_BYTES = 4 << 40
 TOO_LONG = "max seq len"
 """Part of vLLM's message about a pool that holds no request of max_model_len."""
+MEMORY = re.compile(r"\(?([\d.]+) GiB KV cache is needed.*?\(([\d.]+) GiB\)", re.DOTALL)
+FITS = re.compile(r"estimated maximum model length is (\d+)")
 SUFFIX_TOKENS = 64
 VISITS = 4
 
@@ -95,20 +98,33 @@ def facts_of(setup: Setup) -> Facts:
     check_engine()
     choose_core(setup)  # the stock core, for the flags' effect in unmodified vLLM
     config, stages, layouts = configure(setup)
-    platform = setup.platform
-    stages, why = sized(platform, config, stages)
+    platform, unknown, refusal = setup.platform, setup.pool.unknown, None
+    stages, why = (stages, "") if unknown else sized(platform, config, stages)
     try:
         with started(config, stages, layouts) as begun:
             facts = facts_from(setup, config, stages, begun)
     except ValueError as error:
-        if platform is None or not why or TOO_LONG not in str(error):
+        if TOO_LONG not in str(error):
             raise
-        config.cache_config.kv_cache_memory_bytes = None  # the device's: too small for one request
+        refusal = refused(config, stages, str(error))
+        if why and platform is not None:
+            length = count(config.model_config.max_model_len)
+            why = f"unknown: beside the weights {platform.title} has no room for a request of {length} tokens"
+        config.cache_config.kv_cache_memory_bytes = config.cache_config.num_gpu_blocks_override = None
         with started(config, stages, layouts) as begun:
             facts = facts_from(setup, config, stages, begun)
-        length = count(config.model_config.max_model_len)
-        why = f"unknown: beside the weights {platform.title} has no room for a request of {length} tokens"
-    return msgspec.structs.replace(facts, pool_why=why)
+    if unknown:
+        why = "" if setup.sizes_pool else f"unknown: {unknown}"
+        facts = msgspec.structs.replace(facts, weight_bytes=0)  # those of another model
+    return msgspec.structs.replace(facts, pool_why=why, refusal=refusal)
+
+
+def refused(config: Any, stages: Sequence[Stage], message: str) -> Refusal:
+    """Return what vLLM's message says of a pool that holds no request of max_model_len."""
+    memory = MEMORY.search(message)
+    longest = FITS.search(message)
+    needed, available = (round(float(each) * GIB) for each in (memory[1], memory[2])) if memory else (0, 0)
+    return Refusal(needed_bytes=needed, pool_bytes=available, longest=int(longest[1]) if longest else 0)
 
 
 def sized(platform: Platform | None, config: Any, stages: list[Stage]) -> tuple[list[Stage], str]:
@@ -193,6 +209,8 @@ def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Starte
     ]
     text = model.hf_config.to_dict()
     longest = max((group.block_tokens for group in groups), default=0)
+    held = [reserved(config, group) for group in kv.kv_cache_groups]
+    groups = [msgspec.structs.replace(group, request_blocks=n) for group, n in zip(groups, held, strict=True)]
     shared, again = visits(engine, longest, model.max_model_len) if cache.enable_prefix_caching else ([], [])
     hybrid = cache.enable_prefix_caching and any(group.kind == "state" for group in groups)
     again_form, shared_form = (
@@ -230,6 +248,10 @@ def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Starte
         pool_blocks=kv.num_blocks if pool_known else 0,
         pool_bytes=pool_bytes if pool_known else 0,
         tokens_fit=get_kv_cache_capacity(config, kv)[0] if pool_known else 0,
+        weight_bytes=max((stage.weight_bytes for stage in stages), default=0),
+        in_flight_tokens=int(getattr(config, "max_in_flight_tokens", 0)),
+        draft_tokens=int(getattr(config, "num_speculative_tokens", 0) or 0),
+        longest_run=longest_run(engine, model.max_model_len) if pool_known else 0,
         idle=idle,
         packing_refusal=packing_refusal(config, list(specs.values())),
         shared_prefix=shared,
@@ -342,6 +364,23 @@ def group_of(
     )
 
 
+def reserved(config: Any, group: Any) -> int:
+    """Return the blocks that vLLM reserves in a group for one request of max_model_len, at start and at admission."""
+    spec = group.kv_cache_spec
+    return -(-int(spec.max_memory_usage_bytes(config)) // int(spec.page_size_bytes))
+
+
+def longest_run(engine: EngineCore, longest: int) -> int:
+    """Return the tokens of the longest request that the engine runs alone; 0 if it runs one of `longest` tokens."""
+    if runs(engine, longest - ANSWER_TOKENS):
+        return 0
+    low, high = 0, longest  # the first runs, the other does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(engine, middle - ANSWER_TOKENS) else (low, middle)
+    return low
+
+
 def _block_layers(kv: Any) -> int:
     """Return the number of layers of the largest group: a block of the pool has a page for each of them."""
     return max((len(group.layer_names) for group in kv.kv_cache_groups), default=0)
@@ -408,9 +447,7 @@ def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]
         request = factory.make(index, 0.0)
         statistics = request.prefill_stats  # filled in at admission, and then removed from the request
         assert statistics is not None
-        engine.scheduler.add_request(request)
-        while engine.scheduler.has_requests():
-            engine.step_fn()
+        finished(engine, request)
         hits.append(int(statistics.num_cached_tokens))
     return hits
 

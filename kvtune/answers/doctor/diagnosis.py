@@ -5,11 +5,12 @@ A `Diagnosis` holds the findings about both; their levels decide the exit code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from kvtune.answers.doctor.asked import Asked
+from kvtune.answers.doctor.boot import compared
 from kvtune.answers.doctor.environment import environment
 from kvtune.answers.doctor.finding import LEVELS, Finding, Level
 from kvtune.answers.doctor.model import ModelReport, examine_model
@@ -17,7 +18,6 @@ from kvtune.answers.states.table import States, states_of
 from kvtune.base.commands import command
 from kvtune.base.errors import EXIT_FAILED, KvtuneError
 from kvtune.data.layout.models import SHAPES
-from kvtune.data.platforms import Platform
 from kvtune.lab.lab import LAB, Lab
 from kvtune.lab.setup.setup import Setup
 from kvtune.requests.types import Workload
@@ -64,23 +64,18 @@ def shapes() -> Finding:
 
 
 def examine(
-    model: str | None,
-    engine_args: Sequence[str],
-    folder: Path,
-    workload: Workload | None = None,
-    *,
-    like: Platform | None = None,
-    ask: bool = True,
-    lab: Lab = LAB,
+    about: Asked, folder: Path, workload: Workload | None = None, *, ask: bool = True, lab: Lab = LAB
 ) -> Diagnosis:
-    """Check this machine and, if `model` is given, that model under vLLM's flags.
+    """Check this machine and, if a model is asked about, that model under vLLM's flags.
 
-    `folder`: where runs would be written. `workload`, `like`, `ask`: as for `examine_model`.
+    `folder`: where runs would be written. `workload`, `ask`: as for `examine_model`.
     """
     machine = environment(folder)
+    model, engine_args, like = about.model, about.flags, about.like
     if model is None:
         return diagnosed((*machine, shapes()))
-    report, settings = examine_model(model, engine_args, workload, like, ask=ask)
+    report, settings = examine_model(model, engine_args, workload, like, ask=ask, pool=about.pool)
+    settings = (*about.findings, *(compared(about.boot, report) if about.boot else ()), *settings)
     if workload is None or not report.hybrid or not report.caching:
         return diagnosed(machine, settings, report)
     try:

@@ -80,6 +80,8 @@ def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
         name = f"Model {report.model}" + (f" ({report.architecture})" if report.architecture else "")
         visits = _visits(report)
         yield Section("model", name, facts=tuple(_model(report)), tables=(visits,) if visits.rows else ())
+        if any(group.request_blocks for group in report.groups):
+            yield _bytes(report)
         if report.idle:
             yield _idle(report)
         if report.layouts is not None:
@@ -116,6 +118,11 @@ def _model(report: ModelReport) -> Pairs:
         yield "chunk", f"{count(report.batched_tokens)} tokens in a step: {chunk}"
         yield "max_num_seqs", f"{count(report.max_requests)} requests in a step: {running}"
     yield "block", f"{report.block_tokens} tokens: {block_why(report)}"
+    if report.next_block:
+        yield (
+            "block in vLLM 0.33",
+            f"{report.next_block} tokens: multiples of what its kernel keeps states at",
+        )
     if report.gpu_block_tokens:
         planned = "planned: multiples of 16, states of the config's type"
         yield "block on a GPU", f"{report.gpu_block_tokens} tokens ({planned})"
@@ -246,6 +253,44 @@ def _visits(report: ModelReport) -> Grid:
         rows.append([name, prompt, *tokens, *[""] * (most - len(tokens))])
     numbers = (Column(f"visit {number}") for number in range(1, most + 1))
     return grid((Column("hit tokens"), Column("prompt"), *numbers), rows)
+
+
+def _bytes(report: ModelReport) -> Section:
+    """Return what vLLM reserves for one request of max_model_len, and what flags would free of it."""
+    page = report.block_bytes
+    rows = []
+    for group, alike in groupby(report.groups):
+        many = len(list(alike))
+        blocks = many * group.request_blocks
+        flying = (
+            many * min(group.request_blocks, report.in_flight_tokens // group.block_tokens)
+            if group.window
+            else 0
+        )
+        rows.append(
+            (
+                (f"{many} x " if many > 1 else "") + group.kind,
+                count(blocks),
+                size(blocks * page),
+                size(flying * page) if flying else "–",
+                size(round(blocks * page * report.pad_share(group))),
+            )
+        )
+    total = sum(group.request_blocks for group in report.groups) + 1
+    rows += [("null block", "1", size(page), "–", "–"), ("all", count(total), size(total * page), "", "")]
+    weights = [("weights of a rank", size(report.weight_bytes))] if report.weight_bytes else []
+    flags = (
+        (each.change, f"{size(abs(each.bytes))} {'less' if each.bytes >= 0 else 'more'}; {each.cost}")
+        for each in report.freed
+    )
+    return Section(
+        "bytes",
+        "Where the bytes go",
+        lead=f"What vLLM reserves for one request of {count(report.max_model_len)} tokens. In flight: up to "
+        f"{count(report.in_flight_tokens)} tokens are scheduled and not done; windows keep their blocks until then.",
+        tables=(grid(tuple(map(Column, ("part", "blocks", "bytes", "in flight", "padding"))), rows),),
+        facts=(*weights, *flags),
+    )
 
 
 def _idle(report: ModelReport) -> Section:

@@ -11,6 +11,7 @@ import msgspec
 
 from kvtune.data.layout.forms import Form
 from kvtune.data.layout.idle import Idle
+from kvtune.data.platforms import GIB
 
 GroupKind = Literal["full attention", "sliding window", "chunked attention", "ring buffer", "state", "other"]
 
@@ -31,12 +32,32 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     cached: bool = True  # whether vLLM caches prefixes of it
     backend: str = ""  # the attention backends of its layers
     draft_layers: int = 0  # those of them that are a drafter's
+    request_blocks: int = 0  # what vLLM reserves for one request of max_model_len
 
     @property
     def token_bytes(self) -> int:
         """Bytes that a token adds for as long as its request runs; 0 where only the last tokens are kept."""
         grows = self.kind == "full attention" and self.block_tokens
         return self.layers * self.used_bytes // self.block_tokens if grows else 0
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool holds no request of max_model_len: vLLM does not start. `longest`: the length that it would; 0: none."""
+
+    needed_bytes: int
+    pool_bytes: int
+    longest: int
+
+    @property
+    def said(self) -> str:
+        """What vLLM's message says."""
+        length = f"; the longest that fits is {self.longest:,} tokens" if self.longest else ""
+        return f"needs {gib(self.needed_bytes)} GiB of {gib(self.pool_bytes)}{length}"
+
+
+def gib(size_bytes: int) -> str:
+    """Return GiB as vLLM writes them."""
+    return f"{round(size_bytes / GIB, 2)}"
 
 
 class Visits(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +111,19 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     pool_block_bytes: int = 0  # of a block of the pool, by vLLM; 0: a page for each of `group_layers`
     pool_blocks: int = 0  # 0: known only once an engine has started
     pool_bytes: int = 0
+    weight_bytes: int = 0  # of a rank, as stored; 0: not known
+    in_flight_tokens: int = 0  # scheduled but not done at once, at most: a chunk for each batch
+    draft_tokens: int = 0
+    refusal: Refusal | None = None
+    longest_run: int = (
+        0  # tokens of the longest request that runs alone in the pool (replayed); 0: max_model_len
+    )
     pool_why: str = ""  # how the device's memory sizes the pool, or why it does not; empty if a flag does
     tokens_fit: int = (
         0  # what vLLM prints as "KV cache size": max_model_len x the requests of that length that fit
     )
     idle: list[Idle] = []  # empty without vLLM's answers, or with prefix caching off
+    next_block: int = 0  # block size in vLLM 0.33, if it is another one there
     gpu_block_tokens: int = 0  # planned block size on a GPU, if this host has no GPU
     packing_refusal: str = ""  # why core.packed cannot work in this engine
     shared_prefix: list[Visits] = []

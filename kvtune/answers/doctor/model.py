@@ -20,9 +20,11 @@ from kvtune.answers.doctor.planned import (
     read_config,
     requested_block,
     with_gpu_block,
+    with_next_block,
     with_origins,
     with_state_rule,
 )
+from kvtune.answers.doctor.spent import Freed, freed, judged
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import count, size
 from kvtune.data.layout.config import family_of
@@ -32,7 +34,7 @@ from kvtune.data.platforms import LARGE_GPU, Platform
 from kvtune.lab.engine import ask
 from kvtune.lab.setup.platform import engines
 from kvtune.lab.setup.resolve import ENGINES, resolve
-from kvtune.lab.setup.setup import Setup
+from kvtune.lab.setup.setup import Pool, Setup
 from kvtune.requests.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30
@@ -40,6 +42,8 @@ NOMINAL_POOL_BYTES = 16 << 30
 
 KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qwen3_next")
 """Families for which the planner's arithmetic equals vLLM's own answers (tests/answers/doctor/test_doctor_vllm.py)."""
+
+UNSAID = Pool()
 
 UNBUILDABLE = "cannot be built without weights"
 """Part of the error message of a model that needs kernels which this machine's vLLM lacks."""
@@ -59,7 +63,7 @@ class ModelReport(ModelFacts, frozen=True, kw_only=True):
 
     `token_bytes`: keys and values of one token in all full-attention layers. `state_bytes`: all states of one sequence.
     `tail_bytes`: lost on average in a sequence's last, partly filled attention blocks. `layouts`: only for models with
-    states that the planner supports.
+    states that the planner supports. `freed`: what flags would free of one request of max_model_len.
     """
 
     block_bytes: int
@@ -68,6 +72,7 @@ class ModelReport(ModelFacts, frozen=True, kw_only=True):
     tail_bytes: int
     match_units: list[int]
     floor: Floor | None
+    freed: list[Freed] = []
     layouts: Layouts | None
 
     @classmethod
@@ -81,6 +86,7 @@ class ModelReport(ModelFacts, frozen=True, kw_only=True):
             tail_bytes=sum(g.layers * g.page_bytes // 2 for g in groups if g.kind != "state"),
             match_units=match_units(facts.block_tokens, 16) if facts.hybrid else [],
             floor=floor_of(facts),
+            freed=list(freed(facts)),
             layouts=layouts,
         )
 
@@ -96,11 +102,13 @@ def examine_model(
     like: Platform | None = None,
     *,
     ask: bool = True,
+    pool: Pool = UNSAID,
 ) -> tuple[ModelReport, tuple[Finding, ...]]:
     """Return the report on a model under vLLM's flags, and the findings about its settings.
 
     `workload`: compare block layouts for its requests. `like`: the device of --like-device; None: this machine's.
-    `ask`: always ask vLLM. Otherwise arithmetic answers for `KNOWN` families without flags and without a `workload`.
+    `pool`: what the flags do not say of it. `ask`: always ask vLLM. Otherwise arithmetic answers for `KNOWN` families
+    without flags and without a `workload`.
     """
     from kvtune.answers.doctor.environment import installed
     from kvtune.answers.doctor.rules import settings_findings
@@ -117,7 +125,7 @@ def examine_model(
             )  # only vLLM knows what the weights take of it
             asked = ask or sized or bool(engine_args) or workload is not None
             facts = (None if asked else _planned(model, platform)) or ask_vllm(
-                Setup(model=model, engine_args=list(engine_args), platform=like)
+                Setup(model=model, engine_args=list(engine_args), platform=like, pool=pool)
             )
         except KvtuneError as error:
             # The model needs kernels that this machine's vLLM lacks: ask as on a GPU.
@@ -128,7 +136,8 @@ def examine_model(
             hint = f"the report below is vLLM's for {platform.title}"
             notes = (Finding("note", "model", error.message, hint),)
     facts = with_origins(facts, platform, engine_args)
-    facts = with_state_rule(with_gpu_block(facts))
+    facts = with_next_block(with_state_rule(with_gpu_block(facts)), platform)
+    facts = facts if facts.source == "vllm" else judged(facts)
     layouts = layouts_for(facts, workload)
     if layouts is not None and layouts.recommended:
         row = layouts.rows[layouts.recommended]
@@ -207,8 +216,10 @@ def floor_of(facts: Facts) -> Floor | None:
     why = f"hits are whole blocks, and a block is {tokens} tokens: {block_why(facts)}"
     replayed = {visit.prefix_tokens: any(visit.hit_tokens) for visit in facts.shared_prefix}
     drafts = any(name.startswith("speculative") for name in facts.given)
-    if drafts and replayed.get(tokens) is False and replayed.get(2 * tokens):
-        why = f"{why}; vLLM drops the last block of a hit and computes it again, for the drafter (replayed)"
+    by_rule = facts.source != "vllm" and facts.draft_tokens > 0
+    if by_rule or (drafts and replayed.get(tokens) is False and replayed.get(2 * tokens)):
+        basis = "by its rule" if by_rule else "replayed"
+        why = f"{why}; vLLM drops the last block of a hit and computes it again, for the drafter ({basis})"
         tokens *= 2
     firsts = first_hits(facts.shared_prefix, tokens)
     return Floor(tokens, why, min(firsts, default=0), max(firsts, default=0))

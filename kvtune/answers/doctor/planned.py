@@ -13,7 +13,8 @@ import msgspec
 from kvtune.answers.doctor.facts import Facts, Group, ModelFacts
 from kvtune.base import children
 from kvtune.base.errors import UsageError
-from kvtune.data.flags import flag_number, flag_texts, flag_value, settings_given
+from kvtune.data.flags import draft_settings, flag_number, flag_texts, flag_value, settings_given
+from kvtune.data.installed import keeps_states_in_chunks
 from kvtune.data.layout.config import FAMILIES, family_of, only_vllm, shape_of
 from kvtune.data.layout.fields import Fields, text_config
 from kvtune.data.layout.model_config import model_config
@@ -25,6 +26,7 @@ from kvtune.data.layout.plan import (
     BlockPlan,
     ModelShape,
     backend_of,
+    gpu_backend,
     plan_per_layer,
 )
 from kvtune.data.platforms import MIB, Platform, cpu, defaults, origins
@@ -68,6 +70,8 @@ def _shape_and_block(
             kv_cache_dtype=facts.kv_cache_dtype or "auto",
             state_dtype=state_dtype,
             float32_states=float32_states,
+            tensor_parallel=flag_number(facts.given, "tensor-parallel-size", 1),
+            drafts=facts.draft_tokens,
         )
         return shape, plan_per_layer(shape, backend, requested_block(facts)).block_tokens
     except UsageError:
@@ -103,7 +107,13 @@ def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -
         flag_number(facts.given, name.replace("_", "-"), int(taken[name].value))
         for name in ("max_num_batched_tokens", "max_num_seqs")
     )
-    return msgspec.structs.replace(facts, batched_tokens=tokens, max_requests=requests)
+    batches = 2 if taken["async_scheduling"].value and "no-async-scheduling" not in facts.given else 1
+    return msgspec.structs.replace(
+        facts,
+        batched_tokens=tokens,
+        max_requests=requests,
+        in_flight_tokens=batches * tokens,
+    )
 
 
 def read_config(model: str, engine_args: Sequence[str], platform: Platform | None = None) -> Facts:
@@ -120,6 +130,7 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         backend = replace(backend, delta_step=1)
     if ranks(engine_args) > tensor_parallel(engine_args):
         raise only_vllm(model, "which layers each rank of --pipeline-parallel-size holds is vLLM's choice")
+    drafts = drafts_of(model, engine_args)
     shape = shape_of(
         config,
         model,
@@ -128,11 +139,14 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
         state_dtype=flags.get("mamba-ssm-cache-dtype", "auto"),
         float32_states=platform.float32_states,
+        drafts=drafts,
     )
     bf16_on_hopper = (platform.capability[0], shape.kv_element_bytes) == (9, 2)
     if shape.latent and not bf16_on_hopper and "block-size" not in flags:
         raise only_vllm(model, f"the block of its attention (MLA) on {platform.title} is not known")
     plan = plan_per_layer(shape, backend, flag_number(flags, "block-size", None))
+    # Mamba-2 exports a state from inside a chunk, to a block more.
+    chunked = any(tensor.name == "ssm" and len(tensor.shape) == 3 for tensor in shape.states)
     bf16 = platform.float32_states if device == "cpu" else None
     step = backend.state_step(shape)
     text = Fields(text_config(config), model)
@@ -158,13 +172,25 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         retention=0,
         hash_tokens=plan.block_tokens,
         hit_tokens=plan.block_tokens,
-        groups=_planned_groups(shape, plan),
+        groups=_planned_groups(shape, plan, (2 + chunked if caching else 1) + drafts),
         group_layers=plan.group_layers,
+        draft_tokens=drafts,
         config=config,
     )
 
 
-def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
+def drafts_of(model: str, engine_args: Sequence[str]) -> int:
+    """Return how many tokens the model's own MTP layer drafts. UsageError for another drafter."""
+    drafts = draft_settings(engine_args) or {}
+    method = drafts.get("method", "none")
+    if method in ("mtp", "none"):
+        return int(str(drafts.get("num_speculative_tokens", 0)))
+    if method in ("ngram", "ngram_gpu", "suffix"):
+        return 0
+    raise only_vllm(model, f"what the drafter of method {str(method)[:40]!r} keeps is not known")
+
+
+def _planned_groups(shape: ModelShape, plan: BlockPlan, state_blocks: int) -> list[Group]:
     page = plan.block_tokens * shape.layer_token_bytes
     kinds = (
         ("full attention", plan.attention_groups, shape.attention_layers, page, 0),
@@ -179,6 +205,7 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
             page_bytes=page,
             used_bytes=used,
             window=window,
+            request_blocks=state_blocks * (kind == "state"),
         )
         for kind, groups, layers, used, window in kinds
         for number in range(groups)
@@ -191,6 +218,15 @@ def with_gpu_block(facts: Facts) -> Facts:
         return facts
     of_config = msgspec.structs.replace(facts, dtype="", kv_cache_dtype="")
     return msgspec.structs.replace(facts, gpu_block_tokens=_shape_and_block(of_config, GPU)[1])
+
+
+def with_next_block(facts: Facts, platform: Platform) -> Facts:
+    """Add the block size in vLLM 0.33 on this GPU, if the installed vLLM has another rule for it."""
+    if platform.kind != "cuda" or not facts.hybrid or not facts.config or keeps_states_in_chunks():
+        return facts
+    backends = (gpu_backend("", platform.capability[0], chunks=chunks) for chunks in (False, True))
+    now, then = (_shape_and_block(facts, backend)[1] for backend in backends)
+    return msgspec.structs.replace(facts, next_block=then) if now == facts.block_tokens != then else facts
 
 
 def with_state_rule(facts: Facts) -> Facts:

@@ -203,11 +203,13 @@ def shape_of(
     kv_cache_dtype: str = "auto",
     state_dtype: str = "auto",
     float32_states: bool = False,
+    drafts: int = 0,
 ) -> ModelShape:
     """Return the shape of the model that `config` describes, on one of `tensor_parallel` ranks.
 
     `dtype`, `kv_cache_dtype`, `state_dtype` are vLLM's --dtype, --kv-cache-dtype, --mamba-ssm-cache-dtype.
-    `float32_states`: the platform keeps states in float32 (`Platform`).
+    `float32_states`: the platform keeps states in float32 (`Platform`). `drafts`: tokens that its own MTP layer drafts:
+    the layer keeps all tokens, and windows of convolutions are longer by them.
     """
     model_type, text = family_of(config), text_config(config)
     fields = Fields(text, name or text_of(config, "model_type") or "config.json")
@@ -230,13 +232,17 @@ def shape_of(
     kv_heads = fields.number("num_key_value_heads", default=heads if family.heads_may_miss else None)
     shape = ModelShape(
         name=fields.source,
-        attention_layers=full,
+        attention_layers=full + (drafts > 0),
         kv_heads=max(1, kv_heads // tensor_parallel),
         head_dim=_head_dim(fields, heads, family),
         kv_element_bytes=ELEMENT_BYTES[_dtype(kv_cache_dtype, model_dtype)],
         state_layers=with_state,
         states=tuple(
-            StateTensor(tensor, sizes, ELEMENT_BYTES[model_dtype if tensor == "conv" else of_states])
+            StateTensor(
+                tensor,
+                _drafted(sizes, drafts * (tensor == "conv")),
+                ELEMENT_BYTES[model_dtype if tensor == "conv" else of_states],
+            )
             for tensor, sizes in shapes.items()
         ),
         state_dtype=of_states,
@@ -256,6 +262,10 @@ def shape_of(
             fields.source, f"the checkpoint sets its own KV data type (field quantization_config.{own[0]})"
         )
     return shape
+
+
+def _drafted(sizes: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    return (sizes[0] + tokens, *sizes[1:])
 
 
 def _layers(fields: Fields, model_type: str, family: Family) -> tuple[int, int, int]:

@@ -54,51 +54,27 @@ NAMES = tuple(TINY)
 # Their fields are those of the published config.json, as public repositories repeat them (ai-dynamo/aiconfigurator,
 # wenhaochai/llm-architecture-lineage). gemma-4-26b agrees with NVIDIA's Megatron-Bridge (8 heads of 256 in windows, 2
 # of 512 in the others, 128 experts), nemotron-3-super with Megatron arguments (layer pattern, heads, groups).
-# deepseek-v4.1-flash is without its two layers' n-gram tables (Engram): vLLM pins them in host memory, and they
-# hold no KV cache. A config.json with them is refused off a GPU; without engram_layer_ids it is planned.
-SHAPES: dict[str, dict[str, str]] = {
-    name: {"load-format": "dummy", "skip-tokenizer-init": ""}
-    for name in (
-        "opt-125m",
-        "llama-3-8b",
-        "llama-3.1-8b",
-        "llama-3.1-70b",
-        "llama-4-scout",
-        "qwen3-8b",
-        "qwen3-30b-a3b",
-        "qwen3-30b-a3b-fp8",
-        "qwen3-next-80b",
-        "qwen3.5-27b",
-        "qwen3.6-35b-a3b",
-        "gpt-oss-20b",
-        "gpt-oss-120b",
-        "gemma-3-4b",
-        "gemma-3-27b",
-        "gemma-4-12b",
-        "gemma-4-26b",
-        "gemma-4-31b",
-        "deepseek-v3",
-        "deepseek-v3.2",
-        "deepseek-v4-flash",
-        "deepseek-v4.1-flash",
-        "kimi-k2",
-        "kimi-k3",
-        "kimi-linear",
-        "glm-4.6",
-        "glm-5.2",
-        "minimax-m2.5",
-        "minimax-m3",
-        "mimo-v2-flash",
-        "mistral-small-3.1",
-        "mistral-large-3",
-        "nemotron-3-nano",
-        "nemotron-3-super",
-        "nemotron-3-ultra",
-        "granite-4.0-h-tiny",
-        "granite-4.0-h-small",
-        "lfm2.5-8b-a1b",
-    )
-}
+# deepseek-v4.1-flash and qwen3.8-flash-next are without their n-gram tables (Engram, PLE): vLLM pins them in host
+# memory, and they hold no KV cache. A config.json with them is refused off a GPU; without those layers it is not.
+UNLOADED = {"load-format": "dummy", "skip-tokenizer-init": ""}
+_SHAPES = """
+    opt-125m llama-3-8b llama-3.1-8b llama-3.1-70b llama-4-scout qwen3-8b qwen3-30b-a3b qwen3-30b-a3b-fp8
+    qwen3-next-80b qwen3.5-27b qwen3.6-35b-a3b qwen3.8-flash-next gpt-oss-20b gpt-oss-120b gemma-3-4b
+    gemma-3-27b gemma-4-12b gemma-4-26b gemma-4-31b deepseek-v3 deepseek-v3.2 deepseek-v4-flash
+    deepseek-v4.1-flash kimi-k2 kimi-k3 kimi-linear glm-4.6 glm-5.2 glm-5.3-flash minimax-m2.5 minimax-m3
+    mimo-v2-flash mistral-small-3.1 mistral-large-3 nemotron-3-nano nemotron-3-super nemotron-3-ultra
+    granite-4.0-h-tiny granite-4.0-h-small lfm2.5-8b-a1b longcat-flash
+"""
+SHAPES: dict[str, dict[str, str]] = dict.fromkeys(_SHAPES.split(), UNLOADED)
+
+_SIZES = """
+    qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen3-0.6b qwen3-1.7b
+    qwen3-4b qwen3-14b qwen3-32b qwen3-235b-a22b qwen3-480b-a35b qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b
+    qwen3.5-122b-a10b qwen3.5-397b-a17b llama-3.2-1b llama-3.2-3b mistral-7b zamba2-2.7b
+"""
+SIZES = tuple(_SIZES.split())
+"""More sizes of these families, for the names in launch lines."""
+PUBLISHED = {**SHAPES, **dict.fromkeys(SIZES, UNLOADED)}
 
 UNQUANTIZED = '{"quantization_config": null}'
 """vLLM's CPU build has kernels for few quantized weights. What the cache holds and hits does not depend on them."""
@@ -106,13 +82,13 @@ UNQUANTIZED = '{"quantization_config": null}'
 
 def builtin(name: str) -> Path | None:
     """Return the folder (with config.json) of the built-in model of this name; None for any other name."""
-    return FOLDER / name if name in TINY or name in SHAPES else None
+    return FOLDER / name if name in TINY or name in PUBLISHED else None
 
 
 def engine_defaults(name: str, device: Device = "cpu") -> dict[str, str]:
     """Return the vLLM flags (without dashes) and values that a built-in model needs; {} for any other name."""
     if name not in TINY:
-        flags = SHAPES.get(name, {})
+        flags = PUBLISHED.get(name, {})
         quantized = device == "cpu" and bool(flags) and "quantization_config" in config(name)
         return {**flags, "hf-overrides": UNQUANTIZED} if quantized else flags
     return {**ON_GPU, **TINY_ON_GPU[name]} if device == "gpu" else {**ON_CPU, **TINY[name]}
@@ -120,7 +96,7 @@ def engine_defaults(name: str, device: Device = "cpu") -> dict[str, str]:
 
 def config(name: str) -> dict[str, object]:
     """Return the parsed config.json of a built-in model. KeyError for any other name."""
-    if name not in TINY and name not in SHAPES:
+    if name not in TINY and name not in PUBLISHED:
         raise KeyError(name)
     parsed: dict[str, object] = msgspec.json.decode((FOLDER / name / "config.json").read_bytes())
     return parsed

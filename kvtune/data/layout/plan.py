@@ -112,11 +112,14 @@ DELTA_STEP = 64
 """Tokens whose multiples are the places of states inside a chunk that this kernel can keep."""
 
 
-def gpu_backend(attention: str, capability: int = 0) -> Backend:
-    """Return the backend of --attention-backend ("": vLLM's choice on a GPU of this major compute capability)."""
+def gpu_backend(attention: str, capability: int = 0, *, chunks: bool | None = None) -> Backend:
+    """Return the backend of --attention-backend ("": vLLM's choice on a GPU of this major compute capability).
+
+    `chunks`: states are kept in chunks, as in vLLM 0.33; None: if they are in the installed one.
+    """
     chosen = attention.upper() or ("FLASHINFER" if capability == BLACKWELL else "")
     backend = FLASHINFER if chosen == "FLASHINFER" else GPU
-    if capability not in DELTA_KERNEL or not keeps_states_in_chunks():
+    if capability not in DELTA_KERNEL or not (keeps_states_in_chunks() if chunks is None else chunks):
         return backend
     return replace(backend, delta_step=DELTA_STEP, delta_heads=DELTA_KERNEL[capability])
 

@@ -74,7 +74,7 @@ class Properties:
     """The device's properties, as torch gives them; those that are not known here are asked of a stand-in."""
 
     def __init__(self, platform: Platform) -> None:
-        self.name = platform.name
+        self.name = self.gcnArchName = platform.name  # torch's CUDA build gives the name for both
         self.major, self.minor = platform.capability
         self.total_memory = platform.memory_bytes
         self.multi_processor_count = platform.multiprocessors

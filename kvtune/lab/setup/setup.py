@@ -81,10 +81,12 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     block_tokens: the block size in which `--num-gpu-blocks-override` counts; 0: not known.
     memory_bytes: the simulated device's memory, which sizes the pool if no flag does; 0: a flag or KV specs do.
+    unknown: why the device's memory does not tell the pool's size.
     """
 
     block_tokens: int = 0
     memory_bytes: int = 0
+    unknown: str = ""
 
 
 class Real(msgspec.Struct, frozen=True, kw_only=True, tag="real"):

@@ -20,6 +20,8 @@ from kvtune.requests.types import Request, Span
 LENGTHS = (4_096, 32_768, 131_072)
 """Tokens of the conversations: a short prompt, a document, an agent's context."""
 ANSWER_TOKENS = 2
+PATIENCE = 200
+"""Steps without progress after which a request is taken to be stuck. One that waits for a tier gets on sooner."""
 FINEST = 3
 """Blocks that a hit may need although it does not hold them: of a drafter, the one that is computed again."""
 
@@ -78,17 +80,47 @@ class Conversation:
         statistics = request.prefill_stats  # filled in at admission, and then removed from the request
         assert statistics is not None
         before = [block for block in self._taken.values() if block.block_hash is not None]
-        self._most, held = 0, set[int]()
+        self._most = 0
         scheduler.add_request(request)
-        for step in range(1 << 30):
-            self._engine.step_fn()
-            if step == 0:
-                held = {block.block_id for block in before if block.ref_cnt}
-            if not scheduler.has_requests():
-                break
+        self._engine.step_fn()
+        held = {block.block_id for block in before if block.ref_cnt}
+        finished(self._engine, request)
         free = self._pool.free_block_queue.get_all_free_blocks()
         kept = [b for b in free if b.block_hash is not None and b.block_id in self._taken]
         return Sent(int(statistics.num_cached_tokens), self._most, kept, held)
+
+
+def finished(engine: EngineCore, request: Any) -> bool:
+    """Step until the only request has ended. False if it never will: the pool is too small, and it is taken back."""
+    scheduler: Any = engine.scheduler
+    if request.request_id not in scheduler.requests and not request.num_computed_tokens:
+        scheduler.add_request(request)
+    waited = 0
+    while scheduler.has_requests():
+        before = request.num_computed_tokens
+        engine.step_fn()
+        waited = 0 if scheduler.running and request.num_computed_tokens > before else waited + 1
+        if request.num_preemptions or waited > PATIENCE:
+            from vllm.v1.request import RequestStatus
+
+            scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            while scheduler.has_requests():
+                engine.step_fn()
+            return False
+    return True
+
+
+def runs(engine: EngineCore, prompt_tokens: int) -> bool:
+    """Whether the engine runs a request with a prompt of this length alone. The cache is empty afterwards."""
+    from kvtune.lab.sim.requests import Factory
+
+    block = engine.scheduler.kv_cache_manager.block_pool.hash_block_size
+    prompt = [Request("runs", (Span(0, 0, prompt_tokens),), ANSWER_TOKENS)]
+    factory = Factory(prompt, block, caching=True, ahead=hash_lookahead(engine.scheduler))
+    engine.reset_prefix_cache()
+    done = finished(engine, factory.make(0, 0.0))
+    engine.reset_prefix_cache()
+    return done
 
 
 def idle_of(
@@ -104,7 +136,7 @@ def idle_of(
     answers = []
     for tokens in lengths:
         prompt = min(tokens, longest - ANSWER_TOKENS)
-        if tokens > longest or prompt < 1:
+        if tokens > longest or prompt < 1 or not runs(engine, prompt):
             continue
         conversation = Conversation(engine, prompt)
         stop = conversation.watched()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.answers.explain.explanation import Bench, View, explained
-from kvtune.answers.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
+from kvtune.answers.explain.log import TextLog, bounds_of, read, with_gains, write_log
 from kvtune.data.run.file import read_run
 from kvtune.data.run.types import Run
 from kvtune.lab.setup.setup import Load, Setup
@@ -63,7 +63,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
     after = sum(one.after for one in log.divergences.values())
     assert explanation.prefix_cache.misses["diverged"] == after > 0.7 * explanation.prefix_cache.query_tokens
-    account = with_gains(account_of(log, explanation), log, bench, 1)
+    account = with_gains(explanation, log, bench, 1)
     known = Prefixes[int]()
     hits = 0
     for row in log.mended(log.groups):
@@ -106,7 +106,7 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
     log, work, run = replayed(shuffled, "shuffled")
     bench = Bench(simulators, run, View(), setup.with_load(work), "tiny-llama", log.edges)
     explanation = explained(bench, 0)
-    account = with_gains(account_of(log, explanation), log, bench, 1)
+    account = with_gains(explanation, log, bench, 1)
     _, _, own = replayed(tidy, "tidy")
     measured = int(own.table("requests")["hit_tokens"].sum()) / log.query_tokens
     promised = account.mended_hit_tokens / account.mended_query_tokens

@@ -66,7 +66,6 @@ class TextLog:
     each, by request number. `decoder`: of the tokens; None if their text is not known.
     """
 
-    path: Path
     rows: Sequence[Logged]
     edges: Sequence[Edges]
     divergences: dict[int, Divergence]
@@ -83,10 +82,6 @@ class TextLog:
     def timed(self) -> bool:
         """Whether it says of each request when it was sent and answered."""
         return all(row.t0 is not None and row.t1 is not None for row in self.rows)
-
-    @cached_property
-    def query_tokens(self) -> int:
-        return sum(len(row.prompt) for row in self.rows)
 
     @cached_property
     def _ends(self) -> dict[int, int]:
@@ -107,7 +102,7 @@ class TextLog:
         ]
 
 
-def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
+def read(rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     edges: list[Edges] = []
     divergent: list[tuple[Divergence, tuple[Change, ...]]] = []
@@ -123,7 +118,7 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
     divergences = {divergence.request: divergence for divergence, _ in divergent}
     changes = {divergence.request: some for divergence, some in divergent}
     unit = "bytes" if bytes_ else "tokens"
-    return TextLog(path, rows, edges, divergences, changes, grouped(divergent), unit, decoder)
+    return TextLog(rows, edges, divergences, changes, grouped(divergent), unit, decoder)
 
 
 def _decoded(rows: Sequence[Logged], decoder: Decoder, number: int) -> Decoded:
@@ -161,7 +156,7 @@ def of_run(run: Run, trace: Path, render: Render | None, text: TextOf | None, *,
         since=float(params.get("since", 0)),
         until=float(params.get("until", 0)),
     )
-    return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=bytes_)
+    return read(rows[: len(run.table("requests")["id"])], text, bytes_=bytes_)
 
 
 OF_BOUNDS = ("hit", "cold", *OF_TEXT, "last_token")

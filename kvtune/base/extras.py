@@ -10,11 +10,8 @@ from typing import Any
 
 from kvtune.base.errors import UsageError
 
-EXTRAS: dict[str, dict[str, str]] = {
-    "report": {"jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"},
-    "tune": {"optuna": "optuna", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"},
-    "profile": {"jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"},
-}
+PAGES = {"jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"}
+EXTRAS: dict[str, dict[str, str]] = {"report": PAGES, "tune": {"optuna": "optuna", **PAGES}, "profile": PAGES}
 """The modules that the commands of each extra import, and the package of each module."""
 
 NEEDS = {

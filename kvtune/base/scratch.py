@@ -35,10 +35,11 @@ MARKING_S = 1.0
 def scratch(kind: str, parent: Path | None = None, *, hidden: bool = False) -> Iterator[Path]:
     """Make a private folder in `parent` or the temp folder; remove it at the end (after a kill: in a later sweep)."""
     place = parent or Path(tempfile.gettempdir())
+    name = f"{HIDDEN if hidden else PREFIX}{kind}-{token_hex(4)}"
     with contextlib.ExitStack() as stack:
         try:
             sweep(place)
-            folder = stack.enter_context(made(_new_name(kind, place, hidden=hidden)))
+            folder = stack.enter_context(made(place / name))
         except OSError as error:
             another = "with -o DIR" if parent is not None else "by TMPDIR=/path kvtune .."
             raise KvtuneError(
@@ -46,10 +47,6 @@ def scratch(kind: str, parent: Path | None = None, *, hidden: bool = False) -> I
                 f"free space there, or choose another folder {another}",
             ) from error
         yield folder
-
-
-def _new_name(kind: str, parent: Path, *, hidden: bool) -> Path:
-    return parent / f"{HIDDEN if hidden else PREFIX}{kind}-{token_hex(4)}"
 
 
 @contextlib.contextmanager

@@ -178,7 +178,7 @@ def _read(query: ExplainLogQuery) -> TextLog:
     # What shows text takes long to begin, and a log that cannot be read needs none.
     renderer = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
     text = renderer.text if renderer is not None else None
-    return read(path, rows, text, bytes_=tokenizer == BYTES)
+    return read(rows, text, bytes_=tokenizer == BYTES)
 
 
 def _workloads(query: ExplainLogQuery, log: TextLog) -> tuple[Workload, Workload]:

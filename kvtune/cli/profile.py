@@ -213,8 +213,7 @@ def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
 def warn_of_packing(model: str, flags: Sequence[str]) -> None:
     """Warn, before the engine starts, if its attention kernels do not support packed blocks."""
     from kvtune.answers.tune.space.model import model_facts
-    from kvtune.data.flags import flag_value
 
-    facts = model_facts(model, None, 0, attention=flag_value(flags, "attention-backend") or "")
+    facts = model_facts(model, None, 0, engine_args=flags)
     if facts.packing_refusal:
         print(f"core.packed will not be used: {facts.packing_refusal}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from kvtune.answers.explain.explanation import Counts, Explanation
@@ -11,7 +12,7 @@ from kvtune.base.units import count, ms, percent
 from kvtune.data.causes import CAUSES, cause_meaning, cause_title
 from kvtune.data.run.extras import TextAccount
 from kvtune.data.run.signature import identity
-from kvtune.data.show.parts import Document, Grid, Section, grid
+from kvtune.data.show.parts import Document, Grid, Section, grid, grid_of
 from kvtune.data.show.terminal import Column
 from kvtune.reading.analysis.replayed import helping, more_tries, points, tried, within_gap
 from kvtune.reading.report.replayed import helps, text_section
@@ -22,46 +23,42 @@ OTHER_CORE = (
     "and the server's flags after `--`"
 )
 """A note of a log with hits whose server had another core."""
-CAUSE = (
-    Column("cause"),
-    Column("tokens"),
-    Column("share"),
-    Column("meaning", right=False, folds=True, rank=1, least=30),
-)
 
 
 def document(answer: Explanation | TextAnswer, subject: str) -> Document:
     """Return the answer. `subject`: the run file or the log."""
     if isinstance(answer, TextAnswer):
-        return _of_text(answer.texts, subject)
-    explanation, sections = answer, [_misses(answer)]
-    if explanation.other is not None:
-        sections.append(_remedies(explanation))
-    if explanation.states is not None:
-        sections.append(states_section(explanation.states))
-    sections.append(_replay(explanation))
-    if explanation.texts is not None:
-        sections.append(text_section(explanation.texts))
-    return _document(
-        f"kvtune explain{'-log' * (explanation.of == 'log')}", subject, headline(explanation), sections
-    )
-
-
-def _of_text(texts: TextAccount, subject: str) -> Document:
-    """Return the answer without a replay: what a cache that keeps everything hits."""
-    hit, moved = (
-        percent(tokens, texts.query_tokens) for tokens in (texts.hit_tokens, texts.misses.get("diverged", 0))
-    )
-    line = f"a cache that keeps everything hits {hit} of {count(texts.query_tokens)} {texts.unit}; {moved} miss only "
-    line += "because a text before them differs"
-    return _document("kvtune explain-log", subject, line, [text_section(texts)])
-
-
-def _document(name: str, subject: str, line: str, sections: list[Section]) -> Document:
+        name, line, sections = "kvtune explain-log", _bound(answer.texts), [text_section(answer.texts)]
+    else:
+        name, line, sections = (
+            f"kvtune explain{'-log' * (answer.of == 'log')}",
+            headline(answer),
+            [*_sections(answer)],
+        )
     made = identity(name, subject)
     return Document(
         name, subject, line, tuple(sections), made, title=f"{subject} · {name.split()[1]} · kvtune"
     )
+
+
+def _sections(explanation: Explanation) -> Iterator[Section]:
+    yield _misses(explanation)
+    if explanation.other is not None:
+        yield _remedies(explanation)
+    if explanation.states is not None:
+        yield states_section(explanation.states)
+    yield _replay(explanation)
+    if explanation.texts is not None:
+        yield text_section(explanation.texts)
+
+
+def _bound(texts: TextAccount) -> str:
+    """Return what a cache that keeps everything hits, the answer without a replay."""
+    hit, moved = (
+        percent(tokens, texts.query_tokens) for tokens in (texts.hit_tokens, texts.misses.get("diverged", 0))
+    )
+    line = f"a cache that keeps everything hits {hit} of {count(texts.query_tokens)} {texts.unit}; {moved} miss only "
+    return f"{line}because a text before them differs"
 
 
 def headline(explanation: Explanation) -> str:
@@ -80,37 +77,45 @@ def headline(explanation: Explanation) -> str:
 def _misses(explanation: Explanation) -> Section:
     tally, tier = explanation.prefix_cache, explanation.tier_hit_tokens
     query, hit, misses = tally.query_tokens, tally.hit_tokens, tally.misses
-    rows = [
-        ("hit", hit, f"{percent(tier, query)} of host memory" if tier else ""),
-        *(
-            (cause, misses[cause], cause_meaning(cause))
-            for cause in sorted(misses, key=lambda cause: -misses[cause])
-        ),
-        ("", hit + sum(misses.values()), ""),
+    rows = [("hit", hit, f"{percent(tier, query)} of host memory" if tier else "")]
+    rows += [
+        (cause, misses[cause], cause_meaning(cause)) for cause in sorted(misses, key=lambda c: -misses[c])
     ]
-    cells = [
-        (name, count(tokens), percent(tokens, query), words)
+    rows += [("", hit + sum(misses.values()), "")]
+    causes = grid_of(
+        {
+            Column("cause"): name,
+            Column("tokens"): count(tokens),
+            Column("share"): percent(tokens, query),
+            Column("meaning", right=False, folds=True, rank=1, least=30): words,
+        }
         for name, tokens, words in rows
         if tokens or name == "hit"
-    ]
-    tables = [grid(CAUSE, cells)]
-    if len(explanation.by_class) > 1:
-        tables.append(_by_class(explanation.by_class))
-    groups = [
-        (group, ", ".join(f"{cause} {count(tokens)}" for cause, tokens in counts.items() if tokens))
+    )
+    by_class = [_by_class(explanation.by_class)] if len(explanation.by_class) > 1 else []
+    groups = grid_of(
+        {
+            Column("KV cache group that caused it"): group,
+            Column("tokens", right=False, folds=True): ", ".join(
+                f"{cause} {count(tokens)}" for cause, tokens in counts.items() if tokens
+            ),
+        }
         for group, counts in explanation.by_group.items()
-    ]
-    heads = (Column("KV cache group that caused it"), Column("tokens", right=False, folds=True))
-    evictions = [
-        (each.pressure, count(each.tokens), ms(each.median_age_s * 1000), ms(each.max_age_s * 1000))
+    )
+    evictions = grid_of(
+        {
+            "evicted by": each.pressure,
+            "tokens": count(each.tokens),
+            "median age at the miss": ms(each.median_age_s * 1000),
+            "at most": ms(each.max_age_s * 1000),
+        }
         for each in explanation.evictions
-    ]
-    ages = ("evicted by", "tokens", "median age at the miss", "at most")
+    )
     return Section(
         "misses",
         f"{count(query)} prompt tokens of {count(explanation.requests)} requests",
         lead=" ".join(_gap(explanation)),
-        tables=(*tables, grid(heads, groups), grid(ages, evictions)),
+        tables=(causes, *by_class, groups, evictions),
         notes=tuple(_computed_twice(explanation.computed_twice)),
     )
 
@@ -143,14 +148,13 @@ def _computed_twice(by_request: dict[str, Counts]) -> Iterator[str]:
     """Yield the tokens that preempted requests computed twice, by cause, and the request with the most."""
     if not by_request:
         return
-    total: Counts = {}
+    total = Counter[str]()
     for counts in by_request.values():
-        for cause, tokens in counts.items():
-            total[cause] = total.get(cause, 0) + tokens
+        total.update(counts)
     causes = ", ".join(f"{cause} {count(tokens)}" for cause, tokens in total.items())
     most, worst = max((sum(counts.values()), request) for request, counts in by_request.items())
     yield (
-        f"Computed twice after preemptions of {count(len(by_request))} requests: {count(sum(total.values()))} tokens "
+        f"Computed twice after preemptions of {count(len(by_request))} requests: {count(total.total())} tokens "
         f"({causes}); the most: {worst}, {count(most)} tokens."
     )
 

@@ -216,17 +216,12 @@ def explained(bench: Bench, tries: int) -> Explanation:
     if isinstance(replayed, KvtuneError):
         raise replayed
     explanation = structs.replace(add_up(run, replayed, bench.texts), speed=bench.speed, of=bench.of)
-    engine = replayed.header.engine
-    if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
-        explanation = structs.replace(explanation, notes=(floor, *explanation.notes))
-    if explanation.prefix_cache.misses["eagle_drop"] and not speculation_reads(
-        "disable_lookahead_block_hashes"
-    ):
-        explanation = structs.replace(explanation, notes=(*explanation.notes, LOOKAHEAD))
+    engine, cache = replayed.header.engine, explanation.prefix_cache
+    notes = [floor_of(engine, replayed.header.core.parts.get("packed", False)), *explanation.notes]
+    if cache.misses["eagle_drop"] and not speculation_reads("disable_lookahead_block_hashes"):
+        notes.append(LOOKAHEAD)
     if not tries:
-        return explanation
-    before_tokens = explanation.prefix_cache.hit_tokens
-    explanation = structs.replace(explanation, other=bench.remedy(other, others[0], before_tokens))
+        return structs.replace(explanation, notes=tuple(filter(None, notes)))
     stands_in = bench.setup.model not in (run.header.model, bench.model)
     here = situation(
         bench.setup,
@@ -238,29 +233,32 @@ def explained(bench: Bench, tries: int) -> Explanation:
         load=bench.setup.load.built(),
     )
     preempted = preempts(explanation.preemptions, explanation.requests)
-    every = candidates(
-        explanation.prefix_cache.misses, explanation.prefix_cache.query_tokens, here, preempted=preempted
-    )
+    every = candidates(cache.misses, cache.query_tokens, here, preempted=preempted)
     # Of options with equal gains the cheaper one is listed first.
     options = sorted(every[:tries], key=lambda option: option.place)
-    explanation = structs.replace(explanation, untried=len(every) - len(options))
+    explanation = structs.replace(
+        explanation,
+        other=bench.remedy(other, others[0], cache.hit_tokens),
+        untried=len(every) - len(options),
+    )
     remedies: list[Tried] = []
     for batch in filter(None, (options, combined(options, here))):
         view.phase(f"replaying {len(batch)} remedies")
         outcomes = bench.outcomes(option.setup for option in batch)
         remedies += [
-            bench.remedy(option, outcome, before_tokens)
+            bench.remedy(option, outcome, cache.hit_tokens)
             for option, outcome in zip(batch, outcomes, strict=True)
         ]
         explanation = structs.replace(explanation, remedies=tuple(ranked(remedies)))
         if helping(explanation.replayed):
             break
-    if here.states and states_at_fault(explanation.prefix_cache):
+    if helping(explanation.replayed):
+        notes.append(left_out(bench.set_up.flags))
+    states = None
+    if here.states and states_at_fault(cache):
         view.phase("replaying what flags keep of states")
         states = states_of(bench.setup, bench.setup.load.built(), bench.outcomes, stands_in=stands_in)
-        explanation = structs.replace(explanation, states=states)
-    missing = left_out(bench.set_up.flags) if helping(explanation.replayed) else ""
-    return structs.replace(explanation, notes=(*explanation.notes, missing)) if missing else explanation
+    return structs.replace(explanation, states=states, notes=tuple(filter(None, notes)))
 
 
 def states_at_fault(cache: PrefixCache) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,7 +66,6 @@ class TextLog:
     each, by request number. `decoder`: of the tokens; None if their text is not known.
     """
 
-    path: Path
     rows: Sequence[Logged]
     edges: Sequence[Edges]
     divergences: dict[int, Divergence]
@@ -83,10 +82,6 @@ class TextLog:
     def timed(self) -> bool:
         """Whether it says of each request when it was sent and answered."""
         return all(row.t0 is not None and row.t1 is not None for row in self.rows)
-
-    @cached_property
-    def query_tokens(self) -> int:
-        return sum(len(row.prompt) for row in self.rows)
 
     @cached_property
     def _ends(self) -> dict[int, int]:
@@ -107,39 +102,29 @@ class TextLog:
         ]
 
 
-def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
+def read(rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     edges: list[Edges] = []
     divergent: list[tuple[Divergence, tuple[Change, ...]]] = []
     decoder = Decoder(text) if text is not None else None
-    texts = _Texts(rows, decoder) if decoder is not None else None
+    decoded = lru_cache(KEPT)(partial(_decoded, rows, decoder)) if decoder is not None else None
     for number, earlier in enumerate(in_order(rows, Earlier(bytes_=bytes_))):
         # A log is all that is known here: what is in none of its prompts counts as not seen.
         edges.append(replace(earlier.edges, seen=earlier.shared, untold=0, whole=True))
         if (divergence := earlier.differs) is not None:
-            both = Both(texts.of(divergence.like), texts.of(number)) if texts is not None else None
+            both = Both(decoded(divergence.like), decoded(number)) if decoded is not None else None
             if changed := changes_of(divergence, both):
                 divergent.append((divergence, changed))
     divergences = {divergence.request: divergence for divergence, _ in divergent}
     changes = {divergence.request: some for divergence, some in divergent}
     unit = "bytes" if bytes_ else "tokens"
-    return TextLog(path, rows, edges, divergences, changes, grouped(divergent), unit, decoder)
+    return TextLog(rows, edges, divergences, changes, grouped(divergent), unit, decoder)
 
 
-class _Texts:
-    """The decoded texts of a log's prompts and answers; the latest ones are kept."""
-
-    def __init__(self, rows: Sequence[Logged], decoder: Decoder) -> None:
-        self._rows, self._decoder = rows, decoder
-        self._kept: dict[int, Decoded] = {}
-
-    def of(self, number: int) -> Decoded:
-        if (earlier := self._kept.get(number)) is None:
-            row = self._rows[number]
-            earlier = self._kept[number] = self._decoder.decoded([*row.prompt, *row.answer[:-1]])
-            if len(self._kept) > KEPT:
-                del self._kept[next(iter(self._kept))]
-        return earlier
+def _decoded(rows: Sequence[Logged], decoder: Decoder, number: int) -> Decoded:
+    """Return the text of a request's prompt and answer."""
+    row = rows[number]
+    return decoder.decoded([*row.prompt, *row.answer[:-1]])
 
 
 def as_logged(run: Run, log: TextLog, *, compared: bool) -> Run:
@@ -171,7 +156,7 @@ def of_run(run: Run, trace: Path, render: Render | None, text: TextOf | None, *,
         since=float(params.get("since", 0)),
         until=float(params.get("until", 0)),
     )
-    return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=bytes_)
+    return read(rows[: len(run.table("requests")["id"])], text, bytes_=bytes_)
 
 
 OF_BOUNDS = ("hit", "cold", *OF_TEXT, "last_token")
@@ -188,17 +173,16 @@ def bounds_of(log: TextLog) -> TextAccount:
 def explained_log(bench: Bench, log: TextLog, tries: int) -> Explanation:
     """Explain an exact replay of vLLM's cache, with the log's texts and what mending them brings."""
     explanation = explained(bench, tries)
-    account = with_gains(account_of(log, explanation), log, bench, tries)
+    account = with_gains(explanation, log, bench, tries)
     return msgspec.structs.replace(explanation, texts=account)
 
 
-def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
-    """Return the hits and misses in an exact replay of vLLM's cache."""
-    return _account(log, Tally.sum([explanation.prefix_cache]), engine=True)
+def with_gains(explanation: Explanation, log: TextLog, bench: Bench, tries: int) -> TextAccount:
+    """Return the hits and misses in an exact replay of vLLM's cache, and what mending the log's texts brings.
 
-
-def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> TextAccount:
-    """Replay the log with all its groups mended; and with each of the `tries` largest alone, and with all before it."""
+    The log is replayed with all its groups mended; with each of the `tries` largest alone, and with all before it.
+    """
+    account = _account(log, Tally.sum([explanation.prefix_cache]), engine=True)
     if not log.groups or not tries:
         return account
     alone = [(group,) for group in log.groups[:tries]]
@@ -277,22 +261,18 @@ def _account(log: TextLog, tally: Tally, *, engine: bool) -> TextAccount:
 def _by_server(rows: Sequence[Logged]) -> list[ByServer]:
     """Count what the server did to prompts by itself. The places of reminders are not told apart."""
     notes = Counter(
-        (note.kind, "" if note.kind == REMINDER else note.where)
+        note
         for row in rows
-        for note in dict.fromkeys(
-            Note(note.kind, "") if note.kind == REMINDER else note for note in row.notes
-        )
+        for note in {Note(kind, "" if kind == REMINDER else where) for kind, where in row.notes}
     )
-    return [
-        ByServer(kind=kind, where=where, requests=number) for (kind, where), number in sorted(notes.items())
-    ]
+    return [ByServer(kind=kind, where=where, requests=n) for (kind, where), n in sorted(notes.items())]
 
 
 def _group(group: Group, log: TextLog) -> TextGroup:
     divergence, change = group.example
     edit = change.edit
-    texts = _Texts(log.rows, log.decoder) if log.decoder is not None else None
-    text = texts.of(divergence.request).text if texts is not None else ""
+    decoder = log.decoder
+    text = _decoded(log.rows, decoder, divergence.request).text if decoder is not None else ""
     start, end = edit.new_span
     line = text.rfind("\n", 0, start) + 1
     before = text[max(0, line if line < start else start - CONTEXT, start - CONTEXT) : start]

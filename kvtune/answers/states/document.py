@@ -33,14 +33,19 @@ def sentence(states: States) -> str:
 
 
 def section(states: States) -> Section:
-    longest = count(states.prompt_tokens)
+    legend = (
+        "visit 2, visit 3: share of the tokens that hit in prompts whose beginning came once, twice before. states a "
+        f"session, sessions fit, tail: of a prompt of {count(states.prompt_tokens)} tokens, alone: the states that it "
+        "leaves, how many such the pool keeps hittable, the tokens at its end that are computed again when it is sent "
+        "again."
+    )
     return Section(
         "states",
         "Recurrent states",
         lead=f"{states.workload}: {count(states.query_tokens)} prompt tokens; each row is replayed by vLLM's own "
         f"scheduler. A state's block is {count(states.block_tokens)} tokens.",
         tables=(grid_of(_cells(row, states) for row in states.rows if not row.why_not).filled(),),
-        notes=(f"{sentence(states)}.", *_legend(longest), *_inert(states)),
+        notes=(f"{sentence(states)}.", legend, *_inert(states)),
         commands=(states.serve,),
     )
 
@@ -61,14 +66,6 @@ def _cells(row: Row, states: States) -> dict[str | Column, object]:
         Column("flags", right=False, folds=True, least=20): " ".join(row.flags) or "–",
         Column("price", right=False, folds=True, rank=3, least=16): row.price or "–",
     }
-
-
-def _legend(longest: str) -> Iterator[str]:
-    yield (
-        "visit 2, visit 3: share of the tokens that hit in prompts whose beginning came once, twice before. states a "
-        f"session, sessions fit, tail: of a prompt of {longest} tokens, alone: the states that it leaves, how many "
-        "such the pool keeps hittable, the tokens at its end that are computed again when it is sent again."
-    )
 
 
 def _inert(states: States) -> Iterator[str]:

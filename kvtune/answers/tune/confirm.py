@@ -14,14 +14,14 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from kvtune.answers.tune.objective import Objective
+from kvtune.answers.tune.objective import Objective, figure_at
 from kvtune.answers.tune.result import Outcome, Role, Trial
 from kvtune.answers.tune.trials.run import PlannedTrial, Trials
 from kvtune.base.errors import KvtuneError
 from kvtune.data.run.file import read_run
 from kvtune.data.run.types import Run
 from kvtune.lab.engine.experiment import BASELINE, Side, experiment
-from kvtune.reading.analysis.comparison.compare import FEWEST, Figure, compare_repeats, value_at
+from kvtune.reading.analysis.comparison.compare import FEWEST, Figure, compare_repeats
 
 
 @dataclass(slots=True)
@@ -236,14 +236,7 @@ def _only_drift(figure: Figure, drift: float | None) -> bool:
 
 def _drift(baseline: Contender, path: str) -> float | None:
     """Return a figure's relative change from stock's first run to its last; None if a run lacks the figure."""
-    values = [_value(t, path) for t in baseline.trials if t.state == "complete"]
+    values = [figure_at(t.summary, path) for t in baseline.trials if t.state == "complete"]
     if len(values) < 2 or not values[0] or not values[-1]:
         return None
     return values[-1] / values[0] - 1
-
-
-def _value(trial: Trial, path: str) -> float | None:
-    try:
-        return value_at(trial.summary, path)
-    except KeyError:
-        return None

@@ -29,7 +29,7 @@ from kvtune.data.knobs import CORE, TIER_SIZE, knob_of
 from kvtune.data.layout.models import SHAPES
 from kvtune.data.recipe import text_of
 from kvtune.data.run.types import NOMINAL
-from kvtune.data.show.parts import Banner, Cell, Document, Section, Tile, cell, grid
+from kvtune.data.show.parts import Banner, Cell, Document, Section, Tile, cell, grid_of
 from kvtune.lab.device.settings import Timed
 from kvtune.reading.analysis.again import left_out, load_words, with_flags
 
@@ -70,8 +70,7 @@ def study_sections(study: StudyView) -> Iterator[Section | None]:
 
 def _varied(trials: Sequence[Trial]) -> list[str]:
     """Return the knobs that have more than one value in these trials."""
-    knobs = dict.fromkeys(name for t in trials for name in t.settings)
-    return [k for k in knobs if len({t.settings[k] for t in trials if k in t.settings}) > 1]
+    return [k for k in named(trials) if len({t.settings[k] for t in trials if k in t.settings}) > 1]
 
 
 def _timed(trial: Trial) -> bool:
@@ -184,34 +183,34 @@ def words(study: StudyView) -> tuple[str, str, str]:
 def _finalists(study: StudyView, objective: str) -> Section | None:
     if not study.engine_runs:
         return None
-    rows = [_engine_row(runs, objective) for runs in study.engine_runs]
-    heads = (
-        *("setting", "runs", f"mean {shown_as(objective).head_with_unit}", "range"),
-        *("against stock, 95 %", "relative", "verdict"),
-    )
+    rows = (_engine_row(runs, objective) for runs in study.engine_runs)
     why = ["Whole runs on the real engine, in turns, every second round in reverse; the last run is stock's."]
     if study.drift_ttft is not None:
         drift = f"{100 * study.drift_ttft:+.1f} %"
         why.append(f"Stock's first-token time drifted by {drift} from its first run to its last.")
-    tables = (grid(heads, rows, "Finalists on the engine"),)
+    tables = (grid_of(rows, "Finalists on the engine"),)
     return Section("finalists", "Finalists", tables=tables, notes=tuple(why))
 
 
-def _engine_row(runs: EngineRuns, objective: str) -> tuple[Cell | str, ...]:
+def _engine_row(runs: EngineRuns, objective: str) -> dict[str, object]:
     values, figure, unit = runs.values, runs.figure, shown_as(objective)
     interval, word = Cell("–"), runs.why
     if figure is not None and figure.low is not None and figure.high is not None:
-        ends = (unit.text(end, signed=True) for end in (figure.low, figure.high))
-        interval, word = Cell(span(*ends), figure.low), figure.verdict
-    return (
-        settings_text(runs),
-        Cell(str(len(values)), len(values)),
-        cell(runs.mean, unit.number),
-        Cell(span(unit.number(min(values)), unit.number(max(values))), min(values)) if values else "–",
-        interval,
-        cell(figure.relative if figure is not None else None, lambda change: f"{100 * change:+.1f} %"),
-        Cell(word, css=word if word in ("better", "worse") else "quiet"),
-    )
+        interval, word = (
+            Cell(span(unit.text(figure.low, signed=True), unit.text(figure.high, signed=True)), figure.low),
+            figure.verdict,
+        )
+    ends = (unit.number(min(values)), unit.number(max(values))) if values else ("–", "–")
+    relative = figure.relative if figure is not None else None
+    return {
+        "setting": settings_text(runs),
+        "runs": Cell(str(len(values)), len(values)),
+        f"mean {unit.head_with_unit}": cell(runs.mean, unit.number),
+        "range": Cell(span(*ends), min(values, default=None)),
+        "against stock, 95 %": interval,
+        "relative": cell(relative, lambda change: f"{100 * change:+.1f} %"),
+        "verdict": Cell(word, css=word if word in ("better", "worse") else "quiet"),
+    }
 
 
 def _use(study: StudyView) -> Section | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvtune.answers.tune.objective import OBJECTIVES, Objective
-from kvtune.answers.tune.result import Effect, Trial, ValueMean
+from kvtune.answers.tune.result import Effect, Settings, Trial, ValueMean
 from kvtune.data.recipe import Scalar
 
 LEFT_OUT = "default"
@@ -14,17 +14,11 @@ LEFT_OUT = "default"
 
 def effects(trials: Sequence[Trial], objective: Objective) -> list[Effect]:
     """Return for each knob tried at several values the mean figure of each value, largest effect first."""
-    scored = objective.measured(trials)
-    ranked = []
-    for knob in dict.fromkeys(name for t, _ in scored for name in t.settings):
-        values: dict[Scalar, list[float]] = {}
-        for trial, figure in scored:
-            if knob in trial.settings:
-                values.setdefault(trial.settings[knob], []).append(figure)
-        if len(values) > 1:
-            means = tuple(ValueMean(v, sum(f) / len(f), len(f)) for v, f in values.items())
-            ranked.append(Effect(knob, means))
-    return sorted(ranked, key=lambda e: -e.spread)
+    tried: dict[str, dict[Scalar, list[float]]] = {}
+    for trial, figure in objective.measured(trials):
+        for knob, value in trial.settings.items():
+            tried.setdefault(knob, {}).setdefault(value, []).append(figure)
+    return _ranked(tried)
 
 
 def around(leader: Trial, trials: Sequence[Trial], objective: Objective) -> list[Effect]:
@@ -32,22 +26,27 @@ def around(leader: Trial, trials: Sequence[Trial], objective: Objective) -> list
 
     Nothing else differs between these trials, so the knob is the cause. LEFT_OUT stands for the knob's default.
     """
-    effects = []
+    tried: dict[str, dict[Scalar, list[float]]] = {}
+    measured = [row for row in objective.measured([leader, *trials]) if row[0].core == leader.core]
     for knob in dict.fromkeys(name for t in trials for name in t.settings):
-        rest = {name: value for name, value in leader.settings.items() if name != knob}
-        values: dict[Scalar, float] = {}
-        for trial in (leader, *trials):
-            others = {name: value for name, value in trial.settings.items() if name != knob}
-            figure = objective.of(trial.summary)
-            if (
-                trial.core == leader.core
-                and trial.state == "complete"
-                and others == rest
-                and figure is not None
-            ):
-                values.setdefault(trial.settings.get(knob, LEFT_OUT), figure)
-        if len(values) > 1:
-            effects.append(Effect(knob, tuple(ValueMean(v, figure, 1) for v, figure in values.items())))
+        rest = _without(knob, leader)
+        for trial, figure in measured:
+            if _without(knob, trial) == rest:
+                tried.setdefault(knob, {}).setdefault(trial.settings.get(knob, LEFT_OUT), [figure])
+    return _ranked(tried)
+
+
+def _without(knob: str, trial: Trial) -> Settings:
+    return {name: value for name, value in trial.settings.items() if name != knob}
+
+
+def _ranked(tried: Mapping[str, Mapping[Scalar, Sequence[float]]]) -> list[Effect]:
+    """Return the effects of the knobs with several values, from the figures of each value; the largest first."""
+    effects = [
+        Effect(knob, tuple(ValueMean(v, sum(f) / len(f), len(f)) for v, f in values.items()))
+        for knob, values in tried.items()
+        if len(values) > 1
+    ]
     return sorted(effects, key=lambda e: -e.spread)
 
 

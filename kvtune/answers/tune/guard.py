@@ -32,7 +32,7 @@ def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Tria
 def check(setup: Setup, guards: Sequence[str], lab: Lab = LAB) -> None:
     """Raise UsageError for a guard that stock cannot run. Fast, so call it before the search."""
     for spec in guards:
-        _ran(spec, hit_rates(setup, spec, [], lab)[0])
+        hit_rates(setup, spec, [], lab)
 
 
 def holding(
@@ -47,8 +47,7 @@ def holding(
     for spec in guards:
         if not alive:
             break
-        first, *rates = hit_rates(setup, spec, [t.settings for t in alive], lab)
-        stock = _ran(spec, first)
+        stock, rates = hit_rates(setup, spec, [t.settings for t in alive], lab)
         held = [
             t for t, rate in zip(alive, rates, strict=True) if rate is not None and rate >= stock - MARGIN
         ]
@@ -59,18 +58,21 @@ def holding(
     return alive
 
 
-def hit_rates(setup: Setup, spec: str, settings: Sequence[Settings], lab: Lab = LAB) -> list[float | None]:
-    """Return the hit rates of stock and of each of the settings on workload `spec`; None for a failed replay."""
+def hit_rates(
+    setup: Setup, spec: str, settings: Sequence[Settings], lab: Lab = LAB
+) -> tuple[float, list[float | None]]:
+    """Return the hit rates of stock and of each of the settings on workload `spec`; None for a failed replay.
+
+    UsageError if stock cannot run it.
+    """
     work = build(spec, seed=setup.load.seed, tokenizer=tokenizer_of(setup.model, setup.engine_args))
     with Trials(setup.replayed().with_load(work), lab=lab) as trials:
         made = trials.run([STOCK, *map(PlannedTrial, settings)])
-    return [None if trial.state == "failed" else OBJECTIVES["hit-rate"].of(trial.summary) for trial in made]
-
-
-def _ran(spec: str, rate: float | None) -> float:
-    if rate is None:
+    rate = OBJECTIVES["hit-rate"]
+    stock, *rates = [None if trial.state == "failed" else rate.of(trial.summary) for trial in made]
+    if stock is None:
         raise UsageError(
             f"stock cannot run the guard {spec} with this pool",
             "give a smaller workload or a larger pool, or leave the guard out",
         )
-    return rate
+    return stock, rates

@@ -5,12 +5,12 @@ Several may be named (`ttft,throughput`): the first ranks settings, and the othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtune.answers.tune.result import Trial
 from kvtune.base.errors import UsageError
-from kvtune.reading.analysis.comparison.compare import value_at
+from kvtune.reading.analysis.comparison.compare import Figure, value_at
 from kvtune.reading.analysis.comparison.measures import is_timed
 from kvtune.reading.analysis.figures import FIGURES
 from kvtune.reading.analysis.figures import OBJECTIVES as PATHS
@@ -57,10 +57,11 @@ class Objective:
         return all(each.simulated for each in self.all)
 
     def of(self, summary: Mapping[str, object]) -> float | None:
-        try:
-            return value_at(summary, self.path)
-        except KeyError:
-            return None
+        return figure_at(summary, self.path)
+
+    def among(self, figures: Iterable[Figure]) -> Figure | None:
+        """Return the comparison of this figure, if it is among these."""
+        return next((figure for figure in figures if figure.path == self.path), None)
 
     def measured(self, trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
         """Return the complete trials that have the figure, each with it."""
@@ -78,6 +79,14 @@ OBJECTIVES = {
     # From CPU time, which does not include waiting on a busy machine.
     "ceiling": Objective("ceiling", simulated=False, drift_path=PATHS["ceiling"]),
 }
+
+
+def figure_at(summary: Mapping[str, object], path: str) -> float | None:
+    """Return the number at a path of a run's summary; None if the run has none."""
+    try:
+        return value_at(summary, path)
+    except KeyError:
+        return None
 
 
 def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:

@@ -99,17 +99,10 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> dict[str, object]:
         return {
             "schema": SCHEMA,
-            "kind": self.kind,
-            "objective": self.objective,
-            "objectives": self.objectives,
+            **msgspec.structs.asdict(self),
             "trials": [trial.to_json() for trial in self.trials],
             "best": self.best.to_json() if self.best else None,
             "baseline": self.baseline.to_json() if self.baseline else None,
-            "finalists": self.finalists,
-            "pareto": self.pareto,
-            "verdict": self.verdict,
-            "recipe": self.recipe,
-            "notes": self.notes,
         }
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import prod
+from math import inf, prod
 
+from kvtune.answers.tune.objective import OBJECTIVES
 from kvtune.answers.tune.result import EngineRuns, Trial
 from kvtune.data.knobs import knob_of
 from kvtune.data.recipe import Scalar, text_of
-from kvtune.data.show.parts import Cell, Grid, grid
+from kvtune.data.show.parts import Cell, Grid, grid_of
 from kvtune.data.show.terminal import Column
-from kvtune.reading.analysis.comparison.compare import value_at
-from kvtune.reading.analysis.figures import FIGURES, OBJECTIVES, Quantity
+from kvtune.reading.analysis.figures import FIGURES, Quantity
 
 MAIN = ("hit-rate", "ttft", "throughput")
 """The objectives that a terminal shows, and also the host ceiling (most output tokens/s) if a trial has one."""
@@ -25,15 +24,12 @@ KNOB_COLUMNS = 3
 
 def shown_as(objective: str) -> Quantity:
     """Return the figure that an objective stands for."""
-    return FIGURES[OBJECTIVES[objective]]
+    return FIGURES[OBJECTIVES[objective].path]
 
 
 def value_of(trial: Trial, objective: str) -> float | None:
     """Return the objective's stored value, or None if the trial has none."""
-    try:
-        return value_at(trial.summary, OBJECTIVES[objective])
-    except KeyError:
-        return None
+    return OBJECTIVES[objective].of(trial.summary)
 
 
 def figure_of(trial: Trial, objective: str) -> float | None:
@@ -61,9 +57,6 @@ def settings_text(trial: Trial | EngineRuns) -> str:
     return f"{core}, {', '.join(f'{n} {text_of(v)}' for n, v in trial.settings.items()) or 'defaults'}"
 
 
-Setting = Callable[["Row"], Cell]
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """Trials in one row: all simulated or all on the engine, with equal core, state and figures."""
@@ -88,6 +81,11 @@ class Row:
             return ""
         return ", ".join("default" if value is None else text_of(value) for value in values)
 
+    def setting(self, knob: str) -> Cell:
+        value = self.first.settings.get(knob)
+        number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        return Cell(self.value(knob), number)
+
     def settings(self, knobs: Sequence[str]) -> str:
         words = [f"{knob}={self.value(knob).replace(' ', '')}" for knob in knobs if self.value(knob)]
         return " ".join(words) or ("" if self.first.role == "baseline" else "defaults")
@@ -111,11 +109,11 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
 
 def best_first(trials: Sequence[Trial], objective: str, best: Trial | None = None) -> list[Trial]:
     """Sort by the objective, `best` before its equals. Trials without a figure are last, after those of 0."""
-    better, chosen = shown_as(objective).better, best.number if best is not None else None
+    chosen = best.number if best is not None else None
 
     def order(trial: Trial) -> tuple[float, bool]:
-        figure = figure_of(trial, objective)
-        return float("inf") if figure is None else -better * figure, trial.number != chosen
+        score = OBJECTIVES[objective].score(trial.summary)
+        return inf if score is None else -score, trial.number != chosen
 
     return sorted(trials, key=order)
 
@@ -123,7 +121,7 @@ def best_first(trials: Sequence[Trial], objective: str, best: Trial | None = Non
 def whole(trials: Sequence[Trial], objective: str, best: int | None) -> Grid:
     """Make the page's table: a row for each trial, a column for each knob and each figure that a trial has."""
     names = [n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or _has(trials, n)]
-    return _table([Row((t,)) for t in trials], objective, names, _knob_columns(named(trials)), best)
+    return _table([Row((t,)) for t in trials], objective, names, named(trials), best=best)
 
 
 def terse(rows: Sequence[Row], objective: str = MAIN[0]) -> Grid:
@@ -131,53 +129,51 @@ def terse(rows: Sequence[Row], objective: str = MAIN[0]) -> Grid:
     trials = [trial for row in rows for trial in row.trials]
     names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)
     knobs = varied(trials)
-    together = {"settings": lambda row: Cell(row.settings(knobs))}
-    return _table(rows, objective, names, _knob_columns(knobs) if len(knobs) <= KNOB_COLUMNS else together)
+    return _table(rows, objective, names, knobs, together=len(knobs) > KNOB_COLUMNS)
 
 
 def _table(
     rows: Sequence[Row],
     objective: str,
     names: Sequence[str],
-    settings: Mapping[str, Setting],
+    knobs: Sequence[str],
+    *,
+    together: bool = False,
     best: int | None = None,
 ) -> Grid:
-    """Make a table, the objective before the settings; `on` and `state` only where they tell trials apart."""
+    """Make a table, the objective before the settings; `on` and `state` only where they tell trials apart.
+
+    `together`: all settings stand in one column.
+    """
     trials = [trial for row in rows for trial in row.trials]
-    columns: list[tuple[Column, Setting]] = [(Column("trial", folds=True, least=14), partial(_name, best))]
-    if len({trial.on for trial in trials}) > 1:
-        columns.append((Column("on", right=False), lambda row: Cell(row.first.on)))
-    columns.append(_figure_column(objective, 0))
-    columns += [(Column(head, right=False, folds=True), setting) for head, setting in settings.items()]
-    others = [name for name in names if name != objective]
-    columns += [_figure_column(name, RANKS.get(name, 3 * (name not in MAIN))) for name in others]
-    if any(trial.state != "complete" for trial in trials):
-        state = Column("state", right=False, folds=True, least=12)
-        columns.append((state, lambda row: Cell(row.first.why or row.first.state)))
-    return grid([column for column, _ in columns], [[cell_of(row) for _, cell_of in columns] for row in rows])
+    places, states = ({getattr(trial, what) for trial in trials} for what in ("on", "state"))
+
+    def cells(row: Row) -> Iterator[tuple[Column, Cell]]:
+        first = row.first
+        name = f"{row.name} (best)" if first.number == best else row.name
+        yield (
+            Column("trial", folds=True, least=14),
+            Cell(name, float(first.number), "best" if first.number == best else ""),
+        )
+        if len(places) > 1:
+            yield Column("on", right=False), Cell(first.on)
+        yield _figure(first, objective, 0)
+        if together:
+            yield Column("settings", right=False, folds=True), Cell(row.settings(knobs))
+        for knob in () if together else knobs:
+            yield Column(knob_of(knob).head, right=False, folds=True), row.setting(knob)
+        for other in names:
+            if other != objective:
+                yield _figure(first, other, RANKS.get(other, 3 * (other not in MAIN)))
+        if states != {"complete"}:
+            yield Column("state", right=False, folds=True, least=12), Cell(first.why or first.state)
+
+    return grid_of(dict(cells(row)) for row in rows)
 
 
-def _name(best: int | None, row: Row) -> Cell:
-    number = float(row.first.number)
-    return Cell(f"{row.name} (best)", number, "best") if row.first.number == best else Cell(row.name, number)
-
-
-def _figure_column(objective: str, rank: int) -> tuple[Column, Setting]:
-    return Column(shown_as(objective).head_with_unit, rank=rank), partial(_figure, objective)
-
-
-def _figure(objective: str, row: Row) -> Cell:
-    return Cell(number_of(row.first, objective), figure_of(row.first, objective))
-
-
-def _knob_columns(knobs: Iterable[str]) -> dict[str, Setting]:
-    return {knob_of(knob).head: partial(_setting, knob) for knob in knobs}
-
-
-def _setting(knob: str, row: Row) -> Cell:
-    value = row.first.settings.get(knob)
-    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    return Cell(row.value(knob), number)
+def _figure(trial: Trial, objective: str, rank: int) -> tuple[Column, Cell]:
+    column = Column(shown_as(objective).head_with_unit, rank=rank)
+    return column, Cell(number_of(trial, objective), figure_of(trial, objective))
 
 
 def _has(trials: Sequence[Trial], objective: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,11 @@ from kvtune.answers.tune.objective import Objective, axes, front
 from kvtune.answers.tune.result import EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial
 from kvtune.answers.tune.sweep import RESULT, result
 from kvtune.answers.tune.ties import best, tied
-from kvtune.answers.tune.trials.journal import FORMAT, MOST_BYTES, Head, decoded
+from kvtune.answers.tune.trials.journal import FORMAT, MOST_BYTES, Head, decoded, trials_in
 from kvtune.base.bounded import MOST_TOML
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.files import open_regular, read_regular, real
 from kvtune.data.flags import without_overridden
-from kvtune.data.tally import Hits
 from kvtune.lab.engine.experiment import BASELINE
 from kvtune.lab.setup.setup import Setup
 
@@ -50,18 +48,6 @@ class _Confirmation:
 
 class _Numbered(msgspec.Struct, frozen=True):
     number: int
-
-
-class _Tier(msgspec.Struct, frozen=True):
-    tier_bytes: int
-    tier_hit_rate: float | None = None
-
-
-class _Summary(msgspec.Struct, frozen=True):
-    """The fields of a trial's summary that the page uses besides the objectives' figures; read to check their types."""
-
-    prefix_cache: Hits | None = None
-    offload: _Tier | None = None
 
 
 class SavedResult(msgspec.Struct, frozen=True):
@@ -102,17 +88,9 @@ def read_study(path: Path, *, own: bool = False) -> Study:
     if head is None or head.kvtune_journal != FORMAT:
         raise UsageError(f"{path} is a study of another format", f"this kvtune reads format {FORMAT}")
     trials = []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            trial = decoded(line, Trial)
-            msgspec.convert(trial.summary, _Summary)
-            file = trial.run_file if own else str(_beside(path, trial.run_file) or "")
-            trials.append(structs.replace(trial, run_file=file))
-        except ValueError as error:
-            raise UsageError(
-                f"{path}, line {number}: not a trial: {reason(error)}",
-                "remove the line and run the command again",
-            ) from error
+    for _, trial in trials_in(lines[1:], path, "remove the line and run the command again"):
+        file = trial.run_file if own else str(_beside(path, trial.run_file) or "")
+        trials.append(structs.replace(trial, run_file=file))
     return Study(head.kind, setup, tuple(trials))
 
 
@@ -216,34 +194,21 @@ def _engine_runs(
     if not repeated or not stock.trials:
         return (), None
     _read_runs(stock)
-    rows = [_row(stock, stock, objective)]
     for side in repeated:
         _read_runs(side)
-        rows.append(_row(side, stock, objective))
-    if all(side.runs for side in (stock, *repeated)):
+    whole = all(side.runs for side in (stock, *repeated))
+    # The saved intervals were computed before the run files were deleted.
+    kept = () if whole or saved is None else saved.finalists
+    rows = tuple(_row(side, stock, objective, kept) for side in (stock, *repeated))
+    if whole:
         judged = judge(stock, repeated, objective)
         best = judged.leader.trials[-1] if judged.leader is not None else None
-        return tuple(rows), _Confirmation(outcome_of(judged, objective), judged.why, best, stock.trials[-1])
-    if saved is not None and saved.finalists:
-        filled = _with_saved_figures(rows, saved, objective)
-        numbers = [n for f in saved.finalists if f.winner for n in f.trials]
+        return rows, _Confirmation(outcome_of(judged, objective), judged.why, best, stock.trials[-1])
+    if saved is not None and kept:
+        numbers = [n for f in kept if f.winner for n in f.trials]
         best = next((t for t in reversed(trials) if t.number in numbers), None)
-        return tuple(filled), _Confirmation(saved.verdict, best=best)
-    why = "run files of the finalists are gone, so no interval can be given again"
-    return tuple(rows), _Confirmation(why=why)
-
-
-def _with_saved_figures(
-    rows: Sequence[EngineRuns], saved: SavedResult, objective: Objective
-) -> list[EngineRuns]:
-    """Return the rows with the saved intervals, which were computed before the run files were deleted."""
-    figures_of = {json.dumps(f.settings, sort_keys=True): f.figures for f in saved.finalists}
-    filled = [rows[0]]
-    for row in rows[1:]:
-        figures = figures_of.get(json.dumps(row.settings, sort_keys=True), ())
-        figure = next((f for f in figures if f.path == objective.path), None)
-        filled.append(row if figure is None else structs.replace(row, figure=figure, why=figure.why))
-    return filled
+        return rows, _Confirmation(saved.verdict, best=best)
+    return rows, _Confirmation(why="run files of the finalists are gone, so no interval can be given again")
 
 
 def _read_runs(side: Contender) -> None:
@@ -256,7 +221,7 @@ def _read_runs(side: Contender) -> None:
             continue  # its run file is gone: the trial's own figures are still shown
 
 
-def _row(side: Contender, stock: Contender, objective: Objective) -> EngineRuns:
+def _row(side: Contender, stock: Contender, objective: Objective, saved: Sequence[Finalist]) -> EngineRuns:
     row = EngineRuns(
         settings=side.settings,
         core=side.trials[0].core,
@@ -264,7 +229,9 @@ def _row(side: Contender, stock: Contender, objective: Objective) -> EngineRuns:
     )
     if side is stock:
         return structs.replace(row, why="the baseline")
-    if not side.runs or not stock.runs:
+    figures = next((f.figures for f in reversed(saved) if f.settings == side.settings), ())
+    there = bool(side.runs and stock.runs)
+    figure = objective.among(figures) or (objective.among(figures_of(stock, side)) if there else None)
+    if figure is None and not there:
         return structs.replace(row, why="its run files are gone")
-    figure = next((f for f in figures_of(stock, side) if f.path == objective.path), None)
     return row if figure is None else structs.replace(row, figure=figure, why=figure.why)

@@ -10,7 +10,7 @@ import msgspec
 
 from kvtune.answers.tune.effects import notes
 from kvtune.answers.tune.objective import OBJECTIVES, Objective, axes, front
-from kvtune.answers.tune.result import Outcome, Place, Settings, StudyResult, Trial
+from kvtune.answers.tune.result import Finalist, Kind, Outcome, Place, Settings, StudyResult, Trial
 from kvtune.answers.tune.ties import best
 from kvtune.answers.tune.trials.journal import StudyJournal
 from kvtune.answers.tune.trials.run import STOCK, PlannedTrial, Trials
@@ -85,15 +85,35 @@ def result(trials: Sequence[Trial], objective: Objective) -> StudyResult:
     leader = best(at_place, objective)
     if baseline is None and len(tried) == 1:
         baseline = tried[0]
+    verdict = outcome(leader, baseline, objective, place)
+    made = study_result("sweep", trials, objective, verdict, best=leader, baseline=baseline)
+    return msgspec.structs.replace(made, trials=tuple(tried))
+
+
+def study_result(
+    kind: Kind,
+    trials: Sequence[Trial],
+    objective: Objective,
+    verdict: Outcome,
+    *,
+    best: Trial | None,
+    baseline: Trial | None,
+    finalists: tuple[Finalist, ...] = (),
+    recipe: Path | None = None,
+) -> StudyResult:
+    """Return the result of a study. `pareto` has the trials of where the verdict is of: engine or simulator."""
+    there = [t for t in trials if t.on == verdict.on]
     return StudyResult(
-        kind="sweep",
+        kind=kind,
         objective=objective.name,
         objectives=objective.names,
-        trials=tuple(tried),
-        best=leader,
+        trials=tuple(trials),
+        best=best,
         baseline=baseline,
-        pareto=tuple(t.number for t in front(at_place, axes(objective))),
-        verdict=outcome(leader, baseline, objective, place),
+        finalists=finalists,
+        pareto=tuple(t.number for t in front(there, axes(objective))),
+        verdict=verdict,
+        recipe=str(recipe) if recipe else None,
         notes=tuple(notes(trials)) if objective.replayed else (),
     )
 
@@ -130,7 +150,7 @@ def fail_if_none(trials: Sequence[Trial]) -> None:
 RESULT = ".result.json"
 
 
-def refuse_foreign_outputs(journal: Path, recipe: Path | None, owner: str, *, force: bool) -> None:
+def refuse_foreign_outputs(journal: Path, recipe: Path | None, owner: str, *, force: bool = False) -> None:
     """Raise UsageError if an output file exists that this study (`owner`: its identity) did not write."""
     for path in (journal.with_suffix(".html"), journal.with_suffix(RESULT), recipe):
         if path is not None:
@@ -144,8 +164,8 @@ def refuse_foreign_outputs(journal: Path, recipe: Path | None, owner: str, *, fo
             ) from error
 
 
-def keep_result(content: Mapping[str, object], journal: Path, owner: str, *, force: bool = False) -> Path:
+def keep_result(content: Mapping[str, object], journal: Path, owner: str, *, force: bool = False) -> None:
     """Write the `--json` object beside the journal, atomically. `owner`: the study's identity."""
     data = msgspec.json.encode({"made_by": signature(owner), **content})
     hint = f"free space and run the command again with --study {journal}: its trials are kept"
-    return write_own(data, journal.with_suffix(RESULT), owner, force=force, hint=hint)
+    write_own(data, journal.with_suffix(RESULT), owner, force=force, hint=hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvtune.answers.tune.objective import OBJECTIVES, Objective
+from kvtune.answers.tune.objective import OBJECTIVES, Objective, front
 from kvtune.answers.tune.result import Trial
 from kvtune.data.knobs import CORE
 from kvtune.data.recipe import Scalar
@@ -22,34 +22,45 @@ TTFT_SHARE = 0.01
 
 def best(trials: Sequence[Trial], objective: Objective) -> Trial | None:
     """Return the complete trial with the best figure, or None. The baseline in `trials` shows the engine's defaults."""
-    scored = [t for t in trials if t.role == "trial" and _complete(t, objective)]
-    if not scored:
-        return None
     ttft = OBJECTIVES["ttft"]
 
     def rank(t: Trial) -> tuple[float, float]:
         predicted = ttft.score(t.summary) if t.on == "sim" else None
         return objective.score(t.summary) or 0.0, float("-inf") if predicted is None else predicted
 
-    return among_equals(max(scored, key=rank), trials, objective)
+    leader = max(_tried(trials, objective), key=rank, default=None)
+    return None if leader is None else among_equals(leader, trials, objective)
+
+
+def finalists(trials: Sequence[Trial], objective: Objective, most: int) -> list[Trial]:
+    """Return at most `most` of the best trials, all with different figures; of equal ones, the one to choose."""
+    ttft = OBJECTIVES["ttft"]
+    ranked = _tried(trials, objective)
+    ranked.sort(
+        key=lambda t: (-(objective.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), t.number)
+    )
+    if objective.beside:
+        # With several objectives: the best trial in each, then the rest of the Pareto front.
+        ahead = front(ranked, objective.all)
+        leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in objective.all if ahead]
+        ranked = [*leaders, *ahead]
+    chosen: list[Trial] = []
+    for t in ranked:
+        if len(chosen) < most and not any(equal(t, other, objective) for other in chosen):
+            chosen.append(among_equals(t, trials, objective))
+    return chosen
 
 
 def among_equals(leader: Trial, trials: Sequence[Trial], objective: Objective) -> Trial:
     """Return the trial to choose among those with the leader's figures."""
-    tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, objective)]
-    equals = tied(leader, tried, objective)
+    tried = [t for t in _tried(trials, objective) if t.on == leader.on]
     defaults = _engine_defaults(trials)
-    keys = [
-        (
-            _changed(t, defaults),
-            tier_gib(t.summary),
-            len(t.settings),
-            -_neighbours(t, tried, objective),
-            t.number,
-        )
-        for t in equals
-    ]
-    return equals[keys.index(min(keys))]
+
+    def cost(t: Trial) -> tuple[float, ...]:
+        changed, beside = _changed(t, defaults), _neighbours(t, tried, objective)
+        return changed, tier_gib(t.summary), len(t.settings), -beside, t.number
+
+    return min(tied(leader, tried, objective), key=cost)
 
 
 def tied(leader: Trial, tried: Sequence[Trial], objective: Objective) -> list[Trial]:
@@ -59,10 +70,7 @@ def tied(leader: Trial, tried: Sequence[Trial], objective: Objective) -> list[Tr
 
 def equal(first: Trial, other: Trial, objective: Objective) -> bool:
     """Whether two trials have the same figures in every objective, and about the same predicted first-token time."""
-    pairs = [(o.score(first.summary), o.score(other.summary), EXACT) for o in objective.all]
-    if first.on == "sim":
-        ttft = OBJECTIVES["ttft"]
-        pairs.append((ttft.score(first.summary), ttft.score(other.summary), TTFT_SHARE))
+    pairs = _pairs(first, other, objective, predicted=first.on == "sim")
     return all(a == b or (a is not None and b is not None and _near(a, b, share)) for a, b, share in pairs)
 
 
@@ -70,13 +78,18 @@ def no_worse(first: Trial, other: Trial, objective: Objective) -> bool:
     """Whether `first` is complete, uses no more host memory than `other`, and is as good in TTFT and all objectives."""
     if tier_gib(first.summary) > tier_gib(other.summary):
         return False
-    figures = [(o.score(first.summary), o.score(other.summary), EXACT) for o in objective.all]
-    figures.append(
-        (OBJECTIVES["ttft"].score(first.summary), OBJECTIVES["ttft"].score(other.summary), TTFT_SHARE)
-    )
+    figures = _pairs(first, other, objective, predicted=True)
     return first.state == "complete" and all(
         b is None or (a is not None and (a >= b or _near(a, b, share))) for a, b, share in figures
     )
+
+
+def _pairs(
+    first: Trial, other: Trial, objective: Objective, *, predicted: bool
+) -> list[tuple[float | None, float | None, float]]:
+    """Return both trials' score in each figure, and how far equal ones may differ. `predicted`: also in TTFT."""
+    figures = [(each, EXACT) for each in objective.all] + [(OBJECTIVES["ttft"], TTFT_SHARE)] * predicted
+    return [(each.score(first.summary), each.score(other.summary), share) for each, share in figures]
 
 
 def is_default(name: str, value: Scalar) -> bool:
@@ -84,8 +97,9 @@ def is_default(name: str, value: Scalar) -> bool:
     return name in CORE and CORE[name].default == value
 
 
-def _complete(t: Trial, objective: Objective) -> bool:
-    return t.state == "complete" and objective.score(t.summary) is not None
+def _tried(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
+    """Return the complete trials of settings that have the figure."""
+    return [t for t, _ in objective.measured(trials) if t.role == "trial"]
 
 
 def _near(a: float, b: float, share: float) -> bool:

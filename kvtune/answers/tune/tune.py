@@ -11,13 +11,14 @@ from msgspec import structs
 
 from kvtune.answers.tune import guard
 from kvtune.answers.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of, outcome_of
-from kvtune.answers.tune.effects import notes
-from kvtune.answers.tune.objective import Objective, axes, front
-from kvtune.answers.tune.recipes.make import finalists, recipe_of, simulated_recipe
+from kvtune.answers.tune.objective import Objective
+from kvtune.answers.tune.recipes.make import recipe_of, simulated_recipe
 from kvtune.answers.tune.result import Finalist, Outcome, Settings, StudyResult, Trial, study_identity
 from kvtune.answers.tune.search import SearchSettings, search, tuned_space
 from kvtune.answers.tune.simplify import simplify
 from kvtune.answers.tune.space.grid import Space, grid
+from kvtune.answers.tune.sweep import study_result
+from kvtune.answers.tune.ties import finalists
 from kvtune.answers.tune.trials.journal import StudyJournal
 from kvtune.answers.tune.trials.run import Trials
 from kvtune.base.errors import KvtuneError
@@ -134,9 +135,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     if left := best[len(confirmed.finalists) :]:
         numbers = ", ".join(str(trial.number) for trial in left)
         why.append(f"trial {numbers}: not run on the engine, as the replay hits no more than the winner did")
-    if confirmed.winner is not None:
-        _keep(recipe_of(setup, objective, confirmed, confirmed.winner, len(simulated)), s)
-    return _engine_result(journal, confirmed, objective, s.recipe)
+    return _engine_result(s, journal, confirmed, len(simulated))
 
 
 def _keep(recipe: Recipe, s: TuneSettings) -> None:
@@ -183,9 +182,7 @@ def _on_engine_alone(
     progress.phase("settings of the front end on the engine")
     sides = [Contender("trial", settings) for settings in tried_without_replays(s)]
     confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)
-    if confirmed.winner is not None:
-        _keep(recipe_of(s.setup, s.by, confirmed, confirmed.winner, 0), s)
-    return _engine_result(journal, confirmed, s.by, s.recipe)
+    return _engine_result(s, journal, confirmed)
 
 
 def _space(s: TuneSettings) -> Space:
@@ -268,41 +265,25 @@ def simulated_result(
         engine_runs={"baseline": 0, "leader": 0},
         figures=(),
     )
-    return _result(journal, objective, stock, best, verdict, recipe)
+    return study_result("tune", journal.trials, objective, verdict, best=best, baseline=stock, recipe=recipe)
 
 
 def _engine_result(
-    journal: StudyJournal, confirmed: Confirmed, objective: Objective, recipe: Path
+    s: TuneSettings, journal: StudyJournal, confirmed: Confirmed, simulated: int = 0
 ) -> StudyResult:
-    best = confirmed.leader.trials[-1] if confirmed.leader is not None else None
-    sides = tuple(_finalist(confirmed, side) for side in confirmed.finalists)
-    stock, written = confirmed.baseline.trials[-1], recipe if confirmed.winner is not None else None
-    return _result(journal, objective, stock, best, outcome_of(confirmed, objective), written, sides)
-
-
-def _result(
-    journal: StudyJournal,
-    objective: Objective,
-    baseline: Trial | None,
-    best: Trial | None,
-    verdict: Outcome,
-    recipe: Path | None,
-    sides: tuple[Finalist, ...] = (),
-) -> StudyResult:
-    """Return the result. `pareto` has engine trials if finalists ran on the engine, else simulated trials."""
-    trials = tuple(journal.trials)
-    return StudyResult(
-        kind="tune",
-        objective=objective.name,
-        objectives=objective.names,
-        trials=trials,
-        best=best,
-        baseline=baseline,
-        finalists=sides,
-        pareto=tuple(t.number for t in front([t for t in trials if t.on == verdict.on], axes(objective))),
-        verdict=verdict,
-        recipe=str(recipe) if recipe else None,
-        notes=tuple(notes(trials)) if objective.replayed else (),
+    """End with the engine's verdict: write the recipe of its winner. `simulated`: the number of simulated trials."""
+    winner, leader = confirmed.winner, confirmed.leader
+    if winner is not None:
+        _keep(recipe_of(s.setup, s.by, confirmed, winner, simulated), s)
+    return study_result(
+        "tune",
+        journal.trials,
+        s.by,
+        outcome_of(confirmed, s.by),
+        best=leader.trials[-1] if leader is not None else None,
+        baseline=confirmed.baseline.trials[-1],
+        finalists=tuple(_finalist(confirmed, side) for side in confirmed.finalists),
+        recipe=s.recipe if winner is not None else None,
     )
 
 

@@ -33,7 +33,7 @@ from kvtune.requests.log.logged import Logged, line_of, short
 from kvtune.requests.log.requests_log import refused
 from kvtune.servers.tap.answers import EVENTS, LIMITS, read_answer
 from kvtune.servers.tap.judging import Judging, Request
-from kvtune.servers.tap.limits import Remembered, limit_memory
+from kvtune.servers.tap.limits import Latest, Remembered, limit_memory
 from kvtune.servers.tap.lines import as_json, as_text, in_blocks
 from kvtune.servers.tap.log import BY, LogFile
 from kvtune.servers.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
@@ -80,7 +80,7 @@ class Analyst:
         self._open: OrderedDict[int, Pending] = OrderedDict()
         self._ending: deque[tuple[float, int, Callable[[], None]]] = deque()
         """When, by time.monotonic(), all that the events say of an answered request has come; its number, its end."""
-        self._shown: OrderedDict[str, Request] = OrderedDict()
+        self._shown = Latest[str, Request](MOST_SHOWN)
         self.remembered = Remembered(self._forget)
         if self.log is not None:
             try:
@@ -243,7 +243,7 @@ class Analyst:
         """Tell the relay what became of a request. `why`: why it is not recorded; "": it is."""
         if self._relay is not None:
             with contextlib.suppress(OSError):  # a relay that is gone is seen where messages are taken
-                self._relay.sendall(b"".join(framed(Outcome(number, not why, why))))
+                self._relay.sendall(b"".join(framed(Outcome(number, why))))
 
     def _unwritten(self, request: Request) -> str:
         """Write a request to the log, if there is one. Return why it is not in it."""
@@ -264,8 +264,6 @@ class Analyst:
 
     def _show(self, request: Request) -> None:
         self._shown[request.label] = request
-        while len(self._shown) > MOST_SHOWN:
-            self._shown.popitem(last=False)
         if self.settings.json:
             print_json(as_json(request, self.settings.with_text))
         else:

@@ -104,7 +104,7 @@ def run(
             with asyncio.Runner() as runner:
                 runner.run(_relayed(relay, recorder, settings, listen, seconds, speaker))
         finally:
-            recorder.wait()
+            recorder.reap()
 
 
 @contextlib.contextmanager

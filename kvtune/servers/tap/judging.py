@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice
@@ -26,7 +26,7 @@ from kvtune.requests.text.divergence import Divergence
 from kvtune.requests.text.edits import Edit, edits, stripped
 from kvtune.requests.text.kinds import JUDGED, masked
 from kvtune.servers.tap.joining import LATE_S, Joining
-from kvtune.servers.tap.limits import REQUEST_S
+from kvtune.servers.tap.limits import REQUEST_S, Latest
 from kvtune.servers.tap.messages import Settings
 from kvtune.servers.watch.cache import Cache
 from kvtune.servers.watch.endpoints import Named
@@ -136,9 +136,9 @@ class Judging:
         self.requests = self._judge()
         self._places = count()
         self._groups = Groups()
-        self._recent: OrderedDict[int, Request] = OrderedDict()
+        self._recent = Latest[int, Request](MOST_REMEMBERED)
         """Requests whose text later ones are compared with, by their place."""
-        self._newest: OrderedDict[str, int] = OrderedDict()
+        self._newest = Latest[str, int](MOST_REMEMBERED)
         """The place of each session's newest request."""
         self._begin()
 
@@ -187,11 +187,6 @@ class Judging:
         self.requests.open(request.place, request.row)
         request.before = self._newest.get(request.group, -1)
         self._recent[request.place], self._newest[request.group] = request, request.place
-        self._newest.move_to_end(request.group)
-        while len(self._recent) > MOST_REMEMBERED:
-            self._recent.popitem(last=False)
-        while len(self._newest) > MOST_REMEMBERED:
-            self._newest.popitem(last=False)
 
     def _differs(self, request: Request, divergence: Divergence | None) -> Differs | None:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
@@ -288,9 +283,9 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._known = Latest[bytes, str](2 * MOST_SESSIONS)
         """The session of each beginning that a request had as a whole."""
-        self._newest: OrderedDict[str, tuple[Request, frozenset[bytes]]] = OrderedDict()
+        self._newest = Latest[str, tuple[Request, frozenset[bytes]]](MOST_REMEMBERED)
         """Each session's newest request and its messages."""
         self._numbers = count(1)
 
@@ -302,12 +297,7 @@ class Groups:
         group = group or f"s{next(self._numbers)}"
         for name in (chain[-1], _under(chain[-1], system)) if chain else ():
             self._known[name] = group
-            self._known.move_to_end(name)
         self._newest[group] = request, frozenset(messages)
-        self._newest.move_to_end(group)
-        for row, most in ((self._known, 2 * MOST_SESSIONS), (self._newest, MOST_REMEMBERED)):
-            while len(row) > most:
-                row.popitem(last=False)
         return group
 
     def forget(self, number: int) -> None:

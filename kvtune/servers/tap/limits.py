@@ -5,7 +5,10 @@ from __future__ import annotations
 import resource
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeVar
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 REQUEST_S = 2.0
 """CPU time for a request's session, and again for the text that differs."""
 REMEMBERED_BYTES = 512 << 20
@@ -18,6 +21,20 @@ def limit_memory() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = PROCESS_BYTES if hard == resource.RLIM_INFINITY else min(PROCESS_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+class Latest(OrderedDict[Key, Value]):
+    """Keeps the entries that were set last, at most so many."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 class Remembered:

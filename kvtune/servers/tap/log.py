@@ -51,17 +51,16 @@ class LogFile:
             self.news = f"{self.path} was moved or removed: a new log is written"
         self._descriptor = lines_descriptor(self.path, START)
 
-    def add(self, line: Mapping[str, Any]) -> bool:
-        """Write a line. Return whether it is in the file."""
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Write a line, unless `why`."""
         self.news = self.why = ""
         try:
             text = encoded(line)
             self.why = self.refused(bytes(text))
-            if self.why:
-                return False
         except ValueError as error:
             self.why = reason(error)
-            return False
+        if self.why:
+            return
         try:
             self.open()
             self.why = "" if write_lines(self._descriptor, text) else "the disk is full"
@@ -70,8 +69,6 @@ class LogFile:
         if self.why:
             self.missing += 1
             self.news = f"{self.path} cannot be written: {self.why}"
-            return False
-        if self.missing:
+        elif self.missing:
             self.news = f"{self.path} is written again: {self.missing} requests are missing in it"
             self.missing = 0
-        return True

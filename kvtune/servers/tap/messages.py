@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
 
 
 class Sent(msgspec.Struct, tag="sent", frozen=True):
-    """A request whose body came whole at `at`, or whose answer ended before. `content`: its body, if it was kept.
+    """A request whose body came whole, or whose answer ended before. `content`: its body, if it was kept.
 
     `api`: one of `APIS`, its path. `began`: when its head came. `session`: of its head, "" if it has none. `lost`: one
     before it was not told. Times are time.time().
@@ -37,7 +37,6 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
     session: str
     client: str
     began: float
-    at: float = 0.0
     content: bytes = b""
     encoding: str = ""
     cut: bool = False
@@ -45,16 +44,15 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
 
 
 class Begun(msgspec.Struct, tag="begun", frozen=True):
-    """A stream's first byte after its head has come, at `at`."""
+    """A stream's first byte after its head has come."""
 
     number: int
-    at: float
 
 
 class Ended(msgspec.Struct, tag="ended"):
     """An answer's end. `how`: whole; or who closed the connection before (client, server, tap), or unread.
 
-    `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `content` is its end only.
+    `first`: when the answer's first byte after its head came, 0.0 if none did. `content`: the whole, or its end only.
     `replica`: what the head says of the server behind a router, as it came.
     """
 
@@ -66,15 +64,13 @@ class Ended(msgspec.Struct, tag="ended"):
     how: str = ""
     content: bytes = b""
     encoding: str = ""
-    cut: bool = False
     replica: str = ""
 
 
 class Outcome(msgspec.Struct, tag="outcome", frozen=True):
-    """What the analyst answers to a request's end. `why`: why it is not in the log."""
+    """What the analyst answers to a request's end. `why`: why it is not recorded; "": it is."""
 
     number: int
-    logged: bool
     why: str = ""
 
 

@@ -86,16 +86,16 @@ class Recorder(asyncio.Protocol):
 
     def asked(self, exchange: Exchange) -> None:
         body, lost = exchange.body, self._lost[SLOW] > 0
-        sent = msgspec.structs.replace(exchange.sent, at=time.time(), cut=body.cut, lost=lost)
+        sent = msgspec.structs.replace(exchange.sent, cut=body.cut, lost=lost)
         if self._tell(sent, () if body.cut else body.pieces):
             self._unanswered.add(sent.number)
 
     def begun(self, exchange: Exchange) -> None:
         if exchange.sent.number in self._unanswered and self._waiting_bytes <= MOST_WAITING:
-            self._wait(Begun(exchange.sent.number, exchange.ended.first))
+            self._wait(Begun(exchange.sent.number))
 
     def answered(self, exchange: Exchange) -> None:
-        ended = msgspec.structs.replace(exchange.ended, cut=exchange.answer.cut)
+        ended = exchange.ended
         if ended.number in self._unanswered and not self._tell(ended, exchange.answer.pieces):
             self._unanswered.discard(ended.number)
 
@@ -151,8 +151,8 @@ class Recorder(asyncio.Protocol):
         for message in self._frames.feed(data):
             if isinstance(message, Outcome) and message.number in self._unanswered:
                 self._unanswered.discard(message.number)
-                self._logged += message.logged
-                self._lost.update([] if message.logged else [message.why])
+                self._logged += not message.why
+                self._lost.update(filter(None, [message.why]))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -172,13 +172,14 @@ class Recorder(asyncio.Protocol):
         await asyncio.sleep(wait_s)
         if self._closing is not None:
             return
-        self._reap(0.0)
+        self.reap(0.0)
         try:
             await self.start()
         except OSError as error:  # no descriptors or no memory are left for it
             self.connection_lost(error)
 
-    def _reap(self, wait_s: float) -> None:
+    def reap(self, wait_s: float = 0.5) -> None:
+        """Wait for the analyst's end, and kill it if it does not come."""
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(wait_s)
@@ -228,7 +229,3 @@ class Recorder(asyncio.Protocol):
         )
         more = [f"  next: {command('explain-log', path)}"] if path and self._logged else []
         return [one_line(f"{what}{left}"), *map(one_line, more)]
-
-    def wait(self) -> None:
-        """After the loop has ended: wait for the analyst's end."""
-        self._reap(0.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.answers.explain.explanation import Bench, View, explained
-from kvtune.answers.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
+from kvtune.answers.explain.log import TextLog, bounds_of, read, with_gains, write_log
 from kvtune.data.run.file import read_run
 from kvtune.data.run.types import Run
 from kvtune.lab.setup.setup import Load, Setup
@@ -47,14 +47,18 @@ def as_tokens(pattern: Pattern, folder: Path) -> TextLog:
     known = renderer(str(make_tokenizer(folder / "tokenizer", pattern.template)))
     file = folder / "ids.jsonl"
     write_log(file, selected(write(pattern, folder / "log.jsonl"), known.render))
-    return read(file, selected(file, None), known.text)
+    return read(selected(file, None), known.text)
+
+
+def prompt_tokens(log: TextLog) -> int:
+    return sum(len(row.prompt) for row in log.rows)
 
 
 @pytest.mark.vllm
 def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_path: Path) -> None:
     """Full attention: a mended prompt hits each whole block that it begins with, as an earlier one does."""
     log = as_tokens(time_in_header(), tmp_path)
-    work = build(f"requests:path={log.path},concurrency=1", seed=0)
+    work = build(f"requests:path={tmp_path / 'ids.jsonl'},concurrency=1", seed=0)
     setup = Setup(model="tiny-llama", load=Load.of(work), engine_args=FLAGS).sized()
     ((_, run),) = simulators.run(on(work, [setup]))
     assert isinstance(run, Run)
@@ -63,7 +67,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
     after = sum(one.after for one in log.divergences.values())
     assert explanation.prefix_cache.misses["diverged"] == after > 0.7 * explanation.prefix_cache.query_tokens
-    account = with_gains(account_of(log, explanation), log, bench, 1)
+    account = with_gains(explanation, log, bench, 1)
     known = Prefixes[int]()
     hits = 0
     for row in log.mended(log.groups):
@@ -72,7 +76,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     assert account.mended_hit_tokens == hits
     assert account.groups[0].hit_tokens == account.mended_hit_tokens > 0.7 * account.mended_query_tokens
     assert account.groups[0].with_before_hit_tokens == account.mended_hit_tokens
-    assert account.mended_query_tokens == log.query_tokens
+    assert account.mended_query_tokens == prompt_tokens(log)
 
 
 @pytest.mark.full
@@ -101,18 +105,18 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
         work = build(f"requests:path={file},concurrency=1", seed=0)
         ((_, run),) = simulators.run(on(work, [setup]))
         assert isinstance(run, Run)
-        return read(file, selected(file, None), None), work, run
+        return read(selected(file, None), None), work, run
 
     log, work, run = replayed(shuffled, "shuffled")
     bench = Bench(simulators, run, View(), setup.with_load(work), "tiny-llama", log.edges)
     explanation = explained(bench, 0)
-    account = with_gains(account_of(log, explanation), log, bench, 1)
+    account = with_gains(explanation, log, bench, 1)
     _, _, own = replayed(tidy, "tidy")
-    measured = int(own.table("requests")["hit_tokens"].sum()) / log.query_tokens
+    measured = int(own.table("requests")["hit_tokens"].sum()) / prompt_tokens(log)
     promised = account.mended_hit_tokens / account.mended_query_tokens
-    assert explanation.prefix_cache.hit_tokens / log.query_tokens + 0.05 < promised
+    assert explanation.prefix_cache.hit_tokens / prompt_tokens(log) + 0.05 < promised
     assert measured - least < promised < measured + 0.01
-    assert account.mended_query_tokens == log.query_tokens
+    assert account.mended_query_tokens == prompt_tokens(log)
 
 
 def explain(*arguments: str) -> int:
@@ -186,7 +190,7 @@ def test_prompts_sent_at_once_differ_from_none_of_each_other(tmp_path: Path) -> 
     at_once = [{**row, "t0": 1000.0 + n // 40, "t1": 1000.9 + n // 40} for n, row in enumerate(rows)]
     path.write_text("".join(json.dumps(row) + "\n" for row in at_once))
     known = renderer("bytes")
-    log = read(path, selected(path, known.render), known.text, bytes_=True)
+    log = read(selected(path, known.render), known.text, bytes_=True)
     assert min(log.divergences) == 40
     assert all(one.like < 40 * (number // 40) for number, one in log.divergences.items())
 
@@ -314,7 +318,7 @@ def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.Ca
     assert "\x1b" not in out and "\u202e" not in out
     assert "<script>" in out or "[red]Carol" in out
     known = renderer("bytes")
-    account = bounds_of(read(path, selected(path, known.render), known.text, bytes_=True))
+    account = bounds_of(read(selected(path, known.render), known.text, bytes_=True))
     run = read_run(GOLDEN / "schema1-bare.kvrun").with_extra(texts=account)
     page = run_page(RunAnalysis(run))
     assert "The text that breaks the prefix" in page

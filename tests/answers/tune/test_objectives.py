@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from kvtune.answers.tune.objective import axes, front, objective
-from kvtune.answers.tune.recipes.make import finalists, simulated_recipe
+from kvtune.answers.tune.recipes.make import simulated_recipe
 from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.ties import finalists
 from kvtune.answers.tune.trials import setup as setups
 from kvtune.base.errors import UsageError
 from kvtune.data.run.slo import read_slo

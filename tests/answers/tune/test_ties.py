@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from kvtune.answers.tune.objective import OBJECTIVES
-from kvtune.answers.tune.recipes.make import finalists
 from kvtune.answers.tune.result import Trial
 from kvtune.answers.tune.simplify import simplify
 from kvtune.answers.tune.sweep import result
-from kvtune.answers.tune.ties import best
+from kvtune.answers.tune.ties import best, finalists
 from kvtune.answers.tune.trials.journal import StudyJournal
 from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
 from kvtune.lab.setup.setup import Load, Setup

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -106,7 +105,7 @@ def hit_rate(prompts: Iterable[Sequence[int]]) -> float:
 
 def logged(prompts: Iterable[list[int]], words: Words) -> TextLog:
     rows = [Logged(f"r{n}", prompt, output_tokens=1, line=n) for n, prompt in enumerate(prompts)]
-    return read(Path("log"), rows, words.text)
+    return read(rows, words.text)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -76,7 +76,7 @@ class Judge:
 
 
 def sent(number: int, body: object) -> Sent:
-    return Sent(number, "/v1/messages", "", "c", 1.0, 1.0, json.dumps(body).encode())
+    return Sent(number, "/v1/messages", "", "c", 1.0, json.dumps(body).encode())
 
 
 def whole(message: Message) -> bytes:
@@ -163,9 +163,9 @@ def test_each_request_is_counted_once_whatever_became_of_it(monkeypatch: pytest.
                     monkeypatch.setattr(recorder, "MOST_WAITING", -1)
                 one.answered(exchange(number, numbers))
             numbers.last += 1
-            for outcome in (Outcome(1, True), Outcome(2, True), Outcome(3, False, "why"), Outcome(1, True)):
+            for outcome in (Outcome(1), Outcome(2), Outcome(3, "why"), Outcome(1)):
                 theirs.sendall(whole(outcome))
-            theirs.sendall(whole(Outcome(99, True)))
+            theirs.sendall(whole(Outcome(99)))
             while len(one._unanswered) > 1:
                 await asyncio.sleep(0)
             await one.finish()
@@ -205,7 +205,7 @@ def test_at_the_end_its_own_cpu_time_counts_and_a_stopped_one_is_not_waited_for(
         await made.finish()
         assert made._closing is not None
         done = made._closing.done()
-        made.wait()
+        made.reap()
         return done
 
     assert asyncio.run(finished()) == ended

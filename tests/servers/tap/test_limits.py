@@ -37,7 +37,7 @@ def asked(analyst: Analyst, number: int, body: object, *, packed: bool = False, 
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     encoding = "gzip" if packed else ""
     content = gzip.compress(content, 1) if packed else content
-    analyst._guarded(lambda: analyst.take(Sent(number, api, "", "c", 1.0, 1.0, content, encoding)))
+    analyst._guarded(lambda: analyst.take(Sent(number, api, "", "c", 1.0, content, encoding)))
 
 
 def told(analyst: Analyst, number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -160,31 +160,3 @@ def as_evidenced(setup: Setup, recipe: Recipe) -> Setup:
     except msgspec.ValidationError:
         return setup.replayed()
     return setup.with_pool(blocks, tokens).replayed(async_scheduling=ahead)
-
-
-def finalists(trials: Sequence[Trial], objective: Objective, most: int) -> list[Trial]:
-    """Return at most `most` of the best trials, all with different figures; ties.py chooses among equal ones."""
-    from kvtune.answers.tune.objective import OBJECTIVES, front
-    from kvtune.answers.tune.ties import among_equals, equal
-
-    ttft = OBJECTIVES["ttft"]
-    ranked = [
-        t
-        for t in trials
-        if t.role == "trial" and t.state == "complete" and objective.score(t.summary) is not None
-    ]
-    ranked.sort(
-        key=lambda t: (-(objective.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), t.number)
-    )
-    if objective.beside:
-        # With several objectives: the best trial in each, then the rest of the Pareto front.
-        ahead = front(ranked, objective.all)
-        leaders = (
-            [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in objective.all] if ahead else []
-        )
-        ranked = [*leaders, *ahead]
-    chosen: list[Trial] = []
-    for t in ranked:
-        if len(chosen) < most and not any(equal(t, other, objective) for other in chosen):
-            chosen.append(among_equals(t, trials, objective))
-    return chosen

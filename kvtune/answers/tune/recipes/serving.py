@@ -18,7 +18,7 @@ from kvtune.base.files import claim
 from kvtune.base.legal import Value
 from kvtune.base.scratch import PREFIX
 from kvtune.data.flags import flag_value
-from kvtune.data.recipe import Recipe, engine_flags
+from kvtune.data.recipe import engine_flags
 from kvtune.lab.engine.profile import check_machine
 from kvtune.lab.setup.offload_flags import joined
 from kvtune.lab.setup.resolve import is_cpu_build, resolve
@@ -57,7 +57,9 @@ def serving(
     settings = {**(recipe.core if recipe is not None and chosen == "kvtune" else {}), **(core_settings or {})}
     if settings and chosen == "stock":
         raise UsageError("--set is for kvtune's core, and stock was asked for", "leave one of them out")
-    given = joined(_recipe_flags(recipe, flags), flags)
+    kept, inert = usable(recipe) if recipe is not None else ({}, [])
+    fixed = engine_flags({n: v for n, v in kept.items() if flag_value(flags, n.replace("_", "-")) is None})
+    given = joined(fixed, flags)
     resolved = resolve(model, dummy=dummy, engine_args=given)
     check_machine(given, cpu_build=is_cpu_build())
     arguments = list(resolved.args)
@@ -78,14 +80,7 @@ def serving(
         environment["KVTUNE_RECORD"] = str(_new_file(record))
     if resolved.offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    return Serving(command, environment, tuple(usable(recipe)[1]) if recipe is not None else ())
-
-
-def _recipe_flags(recipe: Recipe | None, given: Sequence[str]) -> list[str]:
-    if recipe is None:
-        return []
-    kept, _ = usable(recipe)
-    return engine_flags({n: v for n, v in kept.items() if flag_value(given, n.replace("_", "-")) is None})
+    return Serving(command, environment, tuple(inert))
 
 
 def _new_file(path: Path) -> Path:

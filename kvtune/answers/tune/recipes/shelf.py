@@ -68,12 +68,11 @@ def find(name: str) -> Path:
     A bare name is a recipe in `folders`, those shipped with kvtune first; a file beside it of that name is ./NAME.
     """
     is_name = "/" not in name and not name.endswith(".toml")
-    if not is_name and Path(name).is_file():
-        return Path(name)
-    if (path := next((p for p in named() if p.stem == name.removesuffix(".toml")), None)) is not None:
+    file = Path(name) if Path(name).is_file() else None
+    if file is not None and not is_name:
+        return file
+    if path := next((p for p in named() if p.stem == name.removesuffix(".toml")), file):
         return path
-    if Path(name).is_file():
-        return Path(name)
     if Path(name).is_dir():
         raise UsageError(
             f"{name} is a folder, not a recipe", "give a recipe's .toml file, or a recipe's name"

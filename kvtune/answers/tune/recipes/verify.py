@@ -27,7 +27,6 @@ from kvtune.answers.tune.trials.run import STOCK, PlannedTrial, Trials
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.scratch import scratch
 from kvtune.base.units import count
-from kvtune.data.flags import flag_value
 from kvtune.data.layout.models import builtin
 from kvtune.data.recipe import Recipe, Scalar, differences
 from kvtune.data.run.signature import identity
@@ -54,12 +53,7 @@ def other_states(recipe: Recipe) -> list[str]:
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
         return []  # a model that only the file names is not looked up
-    given = [str(flag) for flag in flags]
-    here = installed_state_dtype(
-        about.model,
-        dtype=flag_value(given, "dtype"),
-        state_dtype=flag_value(given, "mamba-ssm-cache-dtype"),
-    )
+    here = installed_state_dtype(about.model, [str(flag) for flag in flags])
     return differences(recipe, state_dtype=here)
 
 
@@ -205,9 +199,8 @@ def verify(
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
     setup = Setup.of_recipe(recipe, where, model=model, trace=trace, trusted=trusted)
-    settings: Settings = recipe.knobs
     kept, left_out = usable(recipe)
-    settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
+    settings = {n: value for n, value in recipe.knobs.items() if n in kept or n not in recipe.engine}
     goal = objective(str(recipe.evidence.get("objective", "")))
     workload = build(setup.load.spec, seed=setup.load.seed)
     if workload.hash != setup.load.hash:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvtune.base.errors import KvtuneError
+from kvtune.data.flags import SPECULATION, flag_texts, flag_value
 from kvtune.data.knobs import ENGINE, Bundle, ModelFacts
 from kvtune.data.layout.model_config import model_config
 from kvtune.data.layout.plan import Backend, ModelShape, backend_of
 from kvtune.data.platforms import Platform, defaults
 from kvtune.lab.setup.platform import here
-from kvtune.lab.setup.resolve import installed_for, is_cpu_build
+from kvtune.lab.setup.resolve import installed_for, is_cpu_build, ranks, tensor_parallel
 from kvtune.plugin.vllm.names import without_effect
 
 STOCK_LAYOUTS = 2
@@ -23,38 +25,30 @@ def model_facts(
     *,
     core: str = "kvtune",
     caching_off: bool = False,
-    state_dtype: str = "auto",
-    attention: str = "",
     platform: Platform | None = None,
-    ranks: int = 1,
-    tensor_parallel: int = 1,
-    revision: str | None = None,
-    caching: bool = True,
-    drafts: bool = False,
+    engine_args: Sequence[str] = (),
 ) -> ModelFacts:
     """Return the facts, from the model's config.json. `longest`: the workload's longest request in tokens.
 
-    `state_dtype`: --mamba-ssm-cache-dtype. `attention`: --attention-backend. `platform`: the engines' machine (default:
-    this one). `ranks`: tensor times pipeline parallel size. `caching`, `drafts`: whether flags leave prefix caching on,
-    and name a drafter.
+    `caching_off`: the model starts without prefix caching. `platform`: the engines' machine (default: this one).
     """
     from kvtune.answers.doctor.packing import kernel_refusal
     from kvtune.data.layout.config import shape_of
     from kvtune.data.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
 
     platform = platform or here()
-    backend = backend_of(platform, attention)
-    served = defaults(platform, ranks)
+    backend = backend_of(platform, flag_value(engine_args, "attention-backend") or "")
+    served, flags = defaults(platform, ranks(engine_args)), flag_texts(engine_args)
     facts = ModelFacts(
         alignment=backend.alignment,
         block_tokens=block_size or backend.default,
         ignored={name: why for name in ENGINE if (why := without_effect(name))},
         batched_tokens=int(served["max_num_batched_tokens"].value),
         sequences=int(served["max_num_seqs"].value),
-        caching=caching and not caching_off,
-        drafts=drafts,
+        caching="no-enable-prefix-caching" not in flags and not caching_off,
+        drafts=SPECULATION in flags,
     )
-    config = model_config(model, revision)
+    config = model_config(model, flag_value(engine_args, "revision"))
     if not config.fields:
         sizes = tuple(backend.alignment << i for i in range(4))
         return replace(facts, blocks=tuple(sorted({*sizes, facts.block_tokens})), unknown=config.why)
@@ -62,9 +56,9 @@ def model_facts(
         shape = shape_of(
             config.fields,
             model,
-            state_dtype=state_dtype,
+            state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
             float32_states=platform.float32_states,
-            tensor_parallel=tensor_parallel,
+            tensor_parallel=tensor_parallel(engine_args),
         )
         block = plan_per_layer(shape, backend, block_size).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
@@ -114,11 +108,8 @@ def _layouts(
     return tuple(layouts)
 
 
-def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:
-    """Return the dtype of recurrent states in the installed vLLM; "" without states, or for an unknown model.
-
-    `dtype`, `state_dtype`: --dtype and --mamba-ssm-cache-dtype, if they are given.
-    """
+def installed_state_dtype(model: str, engine_args: Sequence[str]) -> str:
+    """Return the dtype of recurrent states in the installed vLLM; "" without states, or for an unknown model."""
     from kvtune.data.layout.config import state_dtype_of
     from kvtune.data.layout.models import engine_defaults
 
@@ -128,8 +119,9 @@ def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: 
     try:
         return state_dtype_of(
             config,
-            dtype=dtype or engine_defaults(model, installed_for()).get("dtype", "auto"),
-            state_dtype=state_dtype or "auto",
+            dtype=flag_value(engine_args, "dtype")
+            or engine_defaults(model, installed_for()).get("dtype", "auto"),
+            state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
             float32_states=here().float32_states,
         )
     except KvtuneError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 import msgspec
@@ -21,12 +21,25 @@ from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.files import appending
 from kvtune.base.masking import without_secrets
 from kvtune.data.run.ranges import check_numbers
+from kvtune.data.tally import Hits
 from kvtune.lab.setup.setup import Setup
 
 FORMAT = 1
 MOST_BYTES = 1 << 30
 """Size limit of a journal: about 200,000 trials."""
 Line = TypeVar("Line")
+
+
+class _Tier(msgspec.Struct, frozen=True):
+    tier_bytes: int
+    tier_hit_rate: float | None = None
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    """The fields of a trial's summary that pages use besides the objectives' figures; read to check their types."""
+
+    prefix_cache: Hits | None = None
+    offload: _Tier | None = None
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +53,18 @@ def decoded(line: bytes, kind: type[Line]) -> Line:
     plain = decode_json_as(line, object)
     check_numbers(plain)
     return msgspec.convert(plain, kind)
+
+
+def trials_in(lines: Iterable[bytes], path: Path, hint: str) -> Iterator[tuple[str, Trial]]:
+    """Yield each trial, of a journal's lines after its head, and where it stands. `hint`: for a line that is none."""
+    for number, line in enumerate(lines, start=2):
+        where = f"{path}, line {number}"
+        try:
+            trial = decoded(line, Trial)
+            msgspec.convert(trial.summary, _Summary)
+        except ValueError as error:
+            raise UsageError(f"{where}: not a trial: {reason(error)}", hint) from error
+        yield where, trial
 
 
 class StudyJournal:
@@ -76,9 +101,7 @@ class StudyJournal:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -117,15 +140,8 @@ class StudyJournal:
         if not lines:
             self._write(head)
             return
-        for number, line in enumerate(lines[1:], start=2):
-            try:
-                trial = decoded(line, Trial)
-            except ValueError as error:
-                raise UsageError(
-                    f"{self.path}, line {number}: not a trial: {reason(error)}",
-                    "remove the line; its trial will run again",
-                ) from error
-            check_settings(trial.settings, f"{self.path}, line {number}")
+        for where, trial in trials_in(lines[1:], self.path, "remove the line; its trial will run again"):
+            check_settings(trial.settings, where)
             self.trials.append(trial)
 
     def _check(self, line: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvtune.answers.tune.result import Settings
 from kvtune.answers.tune.space.model import model_facts
 from kvtune.base.errors import UsageError
-from kvtune.data.flags import SPECULATION, flag_texts, flag_value, settings_given
+from kvtune.data.flags import flag_value, settings_given
 from kvtune.data.knobs import CORE, ModelFacts
 from kvtune.data.layout.models import engine_defaults
 from kvtune.data.platforms import Platform
@@ -21,10 +21,8 @@ from kvtune.lab.device.settings import Timed
 from kvtune.lab.setup.platform import engines
 from kvtune.lab.setup.resolve import (
     check_engine,
-    ranks,
     refuse_api_servers,
     resolve,
-    tensor_parallel,
     tokenizer_of,
 )
 from kvtune.lab.setup.setup import USUAL, Load, Pool, Real, Setup
@@ -62,14 +60,8 @@ def set_up(
         core=core,
         caching_off="no-enable-prefix-caching" in engine_defaults(model, platform.runs_on)
         and "enable-prefix-caching" not in settings_given(engine_args),
-        state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
-        attention=flag_value(engine_args, "attention-backend") or "",
         platform=platform,
-        ranks=ranks(engine_args),
-        tensor_parallel=tensor_parallel(engine_args),
-        revision=flag_value(engine_args, "revision"),
-        caching="no-enable-prefix-caching" not in flag_texts(engine_args),
-        drafts=SPECULATION in flag_texts(engine_args),
+        engine_args=engine_args,
     )
     setup = Setup(
         model=model,
@@ -100,10 +92,9 @@ def study_path(study: str, output: Path, kind: str, setup: Setup) -> Path:
     """Return the path in --study FILE, or of a new file in the output folder."""
     if study:
         return Path(study)
-    model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
-    name = setup.load.spec.partition(":")[0]
+    name = _name_of(setup)
     for n in range(1, 10_000):
-        free = f"{model}_{name}_{kind}{'' if n == 1 else f'-{n}'}"
+        free = f"{name}_{kind}{'' if n == 1 else f'-{n}'}"
         if not output.is_dir() or not taken(output, free):
             return output / f"{free}.jsonl"
     raise UsageError(f"{output} has no free name for a study", "name one with --study FILE")
@@ -117,8 +108,12 @@ def stored_study_path(url: str, output: Path, setup: Setup) -> Path:
     usual = {**USUAL, "slo": None}  # of these, `slo` is always in the name
     names = [f"{name}={value!r}" for name, value in setup.filed().items() if usual.get(name) != value]
     digest = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
+    return output / f"{_name_of(setup)}_tune-{digest}.jsonl"
+
+
+def _name_of(setup: Setup) -> str:
     model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
-    return output / f"{model}_{setup.load.spec.partition(':')[0]}_tune-{digest}.jsonl"
+    return f"{model}_{setup.load.spec.partition(':')[0]}"
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:

@@ -265,13 +265,19 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
     monkeypatch.setattr("kvtune.answers.tune.space.model.here", lambda: DEVICES["h100"])
 
     def tried(attention: str) -> list[bool]:
-        facts = model_facts("qwen3-next-80b", None, 4096, attention=attention)
+        facts = model_facts(
+            "qwen3-next-80b", None, 4096, engine_args=["--attention-backend", attention] if attention else []
+        )
         return [bool(choice.get("packed")) for choice in grid(build_space(["block_size"], [], facts))]
 
     assert any(tried("")) and any(tried("FLASH_ATTN"))
     assert tried("FLASHINFER") and not any(tried("FLASHINFER"))
     with pytest.raises(UsageError, match="FlashInfer take blocks of 16, 32, 64"):
-        build_space([], ["packed=true"], model_facts("qwen3-next-80b", None, 4096, attention="FLASHINFER"))
+        build_space(
+            [],
+            ["packed=true"],
+            model_facts("qwen3-next-80b", None, 4096, engine_args=["--attention-backend=FLASHINFER"]),
+        )
 
 
 @pytest.mark.parametrize("model", ["tiny-gemma3", "tiny-llama", "not/local"])
@@ -281,7 +287,7 @@ def test_blocks_chunk_and_seats_are_those_of_the_device_that_engines_are_like(mo
     assert large.blocks[0] == 16 and not any(size % 16 for size in large.blocks)
     assert (large.batched_tokens, large.sequences) == (8192, 1024)
     assert model_facts(model, 64, 4096, platform=DEVICES["h100"]).block_tokens == 64
-    small = model_facts(model, None, 4096, platform=DEVICES["cpu"], ranks=2)
+    small = model_facts(model, None, 4096, platform=DEVICES["cpu"], engine_args=["-pp", "2"])
     assert (small.block_tokens, small.batched_tokens, small.sequences) == (128, 4096, 256)
 
 

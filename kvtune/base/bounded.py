@@ -287,6 +287,8 @@ def decode_yaml(text: str) -> list[Any]:
             elif isinstance(event, yaml.CollectionEndEvent):
                 name, nodes = open_nodes.pop()
             elif isinstance(event, yaml.AliasEvent):
+                if any(name == begun for begun, _ in open_nodes):
+                    raise BeyondError(f"the node &{name} holds itself")
                 name, nodes = "", sizes.get(name, 1)
             elif isinstance(event, yaml.ScalarEvent):
                 nodes = 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+from kvtune.base.errors import UsageError
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 VARIABLE = re.compile(rf"\$(?:(?P<plain>{NAME}|[@*#?0-9])|\{{(?P<braced>[^{{}}$]*)\}})|\$\([^()]*\)")
@@ -22,6 +25,8 @@ BEGIN, END, WITHIN = (
 DECLARE = ("export", "declare", "local", "readonly")
 DEPTH = 8
 """How often a value is looked through for variables: defaults hold some, too."""
+MOST_CHARS, MOST_WORDS = 1 << 14, 4096
+"""The longest word and command, with their variables in place."""
 
 
 def tokens(text: str) -> list[str]:
@@ -63,7 +68,10 @@ def commands(
             for name, value in _assignments(words, values).items():
                 values[name] = values.get(name) or value if depth else value
             if words:
-                yield list(in_place(words, values, arrays))
+                command = list(islice(in_place(words, values, arrays), MOST_WORDS + 1))
+                if len(command) > MOST_WORDS:
+                    raise UsageError(f"a command has more than {MOST_WORDS:,} words", "give its line alone")
+                yield command
             words = []
             if token[0] in "<>":
                 next(read, "")
@@ -88,6 +96,11 @@ def expanded(text: str, values: Mapping[str, str]) -> tuple[str, bool]:
     """Return the text with its variables in place, by their defaults if need be, and whether all are known."""
     for _ in range(DEPTH):
         before = text
+        length = len(text) + sum(len(_value(match, values)) for match in VARIABLE.finditer(text))
+        if length > MOST_CHARS and VARIABLE.search(text):
+            raise UsageError(
+                f"a word has more than {MOST_CHARS:,} characters", "give the line with its values"
+            )
         text = VARIABLE.sub(lambda match: _value(match, values), text)
         if text == before:
             break

@@ -24,7 +24,7 @@ from kvtune.base.files import read_regular
 from kvtune.base.script import NAME, VARIABLE, commands, expanded, in_place
 from kvtune.data.flags import SHORT, SPECULATION
 
-MOST_BYTES, LONGEST_PATH = 1 << 18, 4_000
+MOST_BYTES = 1 << 18
 EMPTY: Mapping[str, str] = MappingProxyType({})
 SERVER = re.compile(r"vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$")
 DOCKER = ("docker", "podman", "nerdctl")
@@ -54,8 +54,7 @@ class LaunchLine(msgspec.Struct, frozen=True, kw_only=True):
 def read_line(words: Sequence[str]) -> LaunchLine:
     """Return the launch line in the words after `--`. UsageError if they hold none, or several."""
     name, _, chosen = words[0].partition("#")
-    path = Path(name).expanduser()
-    if len(words[0]) > LONGEST_PATH or not path.is_file():
+    if (path := _file(name)) is None:
         alone = len(words) == 1 and " " in words[0]
         return _one(_in_text(words[0]) if alone else _in_words(words), "what follows --")
     try:
@@ -67,6 +66,13 @@ def read_line(words: Sequence[str]) -> LaunchLine:
     if chosen:
         lines = [line for line in lines if line.form.endswith(f" {chosen}")]
     return _one(lines or _in_text(text), str(path))
+
+
+def _file(name: str) -> Path | None:
+    with suppress(OSError, ValueError, RuntimeError):  # a text that can be no path
+        if (path := Path(name).expanduser()).is_file():
+            return path
+    return None
 
 
 def _one(lines: Iterable[LaunchLine], where: str) -> LaunchLine:

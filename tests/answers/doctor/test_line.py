@@ -202,6 +202,23 @@ def test_aliases_that_multiply_are_refused_before_they_are_built() -> None:
     with pytest.raises(BeyondError, match="more than 100,000 values"):
         decode_yaml(f"k0: &a0 [x]\n{levels}")
     assert decode_yaml("a: &x {b: 1}\nc:\n  <<: *x\n")[0]["c"] == {"b": 1}
+    for text in ("- &a [*a]", "services: {x: &x {image: vllm, command: *x}}"):
+        with pytest.raises(BeyondError, match="holds itself"):
+            decode_yaml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=${A}${A}\n" * 200 + "vllm serve m $A",
+        "A=aa\n" + "A=$A$A\n" * 60 + "vllm serve m $A",
+        "${A:-" * 5000 + "}" * 5000 + " vllm serve m",
+        f"A=({'a ' * 5000})\nvllm serve m {'${A[@]} ' * 5000}",
+    ],
+)
+def test_a_script_whose_variables_multiply_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="more than"):
+        read_line([text])
 
 
 @pytest.mark.parametrize(

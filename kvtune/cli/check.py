@@ -82,7 +82,7 @@ def check(query: CheckQuery) -> int:
         def run(asker: Asker, draw: Random, say: Callable[[str], None]) -> Course:
             course = Course(asker, layout, asked, tokens, draw, say)
             course.begin()
-            for name, path in shown.items():
+            for name, path in shown.items() if not course.unsalted else ():
                 course.take(name, path, old.salts if old and query.resume else ())
             return course
 

@@ -45,7 +45,6 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     index: int
-    text: str
     logprobs: _Logprobs
 
 
@@ -83,19 +82,21 @@ def layout_of(server: Server, shape_at_hand: ShapeAtHand) -> tuple[Layout, str]:
 
 
 def prompts(server: Server, layout: Layout, count: int, seed: int) -> list[Prompt]:
-    """Make prompts: a register's lines, then the beginning of one of them; random ids if the server reads no text."""
+    """Make prompts: a register, then its first or last line again without the number, on which the answer hangs.
+
+    Random ids if the server reads no text.
+    """
     draw, made = Random(seed), []
     for number in range(count):
         tokens = length(layout, number)
         lines = records(draw, tokens // 12)
-        asked, needle = lines[-(number % 2)]
         text = [f"{start} {code}." for start, code in lines]
         try:
-            last = server.tokenized({"prompt": f"\n{text[-1]}\n{asked}"})
+            last = server.tokenized({"prompt": f"\n{text[-1]}\n{lines[-(number % 2)][0]}"})
             ids = [*server.tokenized({"prompt": "\n".join(text[:-1])})[: tokens - len(last)], *last]
         except KvtuneError:
-            needle, ids = "", [draw.randrange(*RANDOM_IDS) for _ in range(tokens)]
-        made.append(Prompt(number, ids, needle))
+            ids = [draw.randrange(*RANDOM_IDS) for _ in range(tokens)]
+        made.append(Prompt(number, ids))
     return made
 
 
@@ -153,7 +154,7 @@ def _answer(choice: _Choice) -> Answer:
     tops = [
         {_id(name): max(LEAST, value) for name, value in top.items()} for top in choice.logprobs.top_logprobs
     ]
-    return Answer([_id(name) for name in choice.logprobs.tokens], tops, choice.text)
+    return Answer([_id(name) for name in choice.logprobs.tokens], tops)
 
 
 def _id(name: str) -> int:
@@ -165,7 +166,7 @@ class Priced(Asker):
 
     def _sent(self, body: dict[str, Any]) -> _Completion:
         empty = _Logprobs([], [])
-        return _Completion([_Choice(0, "", empty) for _ in body["prompt"]], _Usage(_Cached(0)))
+        return _Completion([_Choice(0, empty) for _ in body["prompt"]], _Usage(_Cached(0)))
 
     def emptied(self) -> bool:
         return False

@@ -14,7 +14,7 @@ HEADS = (
     Column("path", right=False, folds=True, least=18),
     Column("", right=False),
     *(Column("hits"), Column("wrong"), Column("same tokens", rank=2), Column("nats", rank=3)),
-    *(Column("numbers lost", rank=4), Column("fault seen", rank=1)),
+    Column("fault seen", rank=1),
 )
 SHARED = (Column("hits with", right=False, folds=True, least=18), Column("wrong"), Column("of the others"))
 
@@ -71,8 +71,7 @@ def _table(check: Check) -> Grid:
         path = each.verdict != "not shown"
         hits = f"{each.hits} of {each.asked}" if path else "–"
         seen, verdict = (percent(each.seen_with, digits=0), each.verdict) if path else ("–", "")
-        lost = f"{each.lost} of {each.needles}" if each.needles else "–"
-        rows.append((each.title, verdict, hits, each.wrong, each.equal, f"{each.nats:.2g}", lost, seen))
+        rows.append((each.title, verdict, hits, each.wrong, each.equal, f"{each.nats:.2g}", seen))
     noise = (
         f"Cold answers lie up to {check.cold.nats:.2g} nats apart, and {check.cold.equal} of {check.cold.asked} have "
         f"the same tokens: beyond {check.limit_nats:.2g} nats an answer is wrong. Fault seen: the chance to see a "

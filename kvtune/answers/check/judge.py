@@ -27,8 +27,6 @@ FAULT_SHARE, POWER = 0.1, 0.9
 """A path is as cold if a fault in this share of its hits would be seen with this probability."""
 LEAST_SEEN = 0.2
 """Where fewer of the exchanged blocks are seen, no number of requests would tell."""
-LOST_BY_CHANCE = 0.0001
-"""Lost numbers count if the null loses as many with this probability at most."""
 MOST_NATS = 20.0
 
 
@@ -37,7 +35,6 @@ class Answer(msgspec.Struct, frozen=True):
 
     tokens: list[int]
     tops: list[dict[int, float]]
-    text: str = ""
 
 
 def parts_at(cold: Answer, other: Answer) -> int | None:
@@ -86,10 +83,3 @@ def judged(wrong: int, hits: int, seen: float) -> tuple[Verdict, float, int]:
     if seen_with >= POWER or seen < LEAST_SEEN:
         return "as cold" if seen_with >= POWER else "cannot tell", seen_with, 0
     return "cannot tell", seen_with, math.ceil(math.log(1 - POWER, 1 - once)) - hits
-
-
-def needles_lost(lost: int, asked: int, null: tuple[int, int]) -> bool:
-    """Whether more numbers are lost than the null would lose, which lost and asked as many."""
-    rate = (null[0] + 1) / (null[1] + 2)
-    chances = (math.comb(asked, k) * rate**k * (1 - rate) ** (asked - k) for k in range(lost))
-    return bool(lost) and 1.0 - sum(chances) < LOST_BY_CHANCE

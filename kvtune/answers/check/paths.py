@@ -35,11 +35,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """`needle`: what its answer begins with if the model reads: a number said far in front, or near the end."""
-
     number: int
     ids: list[int]
-    needle: str = ""
 
 
 class Path(NamedTuple):
@@ -134,11 +131,11 @@ def length(layout: Layout, number: int) -> int:
     return min(wanted, layout.longest - 4 * ENDS) if layout.longest else wanted
 
 
-def records(draw: Random, count: int) -> list[tuple[str, str]]:
+def records(draw: Random, count: int) -> list[tuple[str, int]]:
     """Return a register's lines up to the number that each says, and the numbers; no line is like another."""
     lines = []
     for _ in range(count):
         name = "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(3)).capitalize()
         start = f"In the {draw.choice(PLACES)} of {name} lies {draw.choice(THINGS)}; the code of {name} is"
-        lines.append((start, str(draw.randrange(10_000, 99_999))))
+        lines.append((start, draw.randrange(10_000, 99_999)))
     return lines

@@ -12,7 +12,7 @@ from kvtune.answers.check.paths import Layout, Prompt
 class OfPath(msgspec.Struct, frozen=True, kw_only=True):
     """A path's hits. `hits`: of `asked` requests, those that were proved to take it; `equal`: with the cold tokens.
 
-    `nats`: the largest distance from a cold answer. `lost`: of `needles`, the numbers that cold answers say.
+    `nats`: the largest distance from a cold answer.
     """
 
     name: str
@@ -24,8 +24,6 @@ class OfPath(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int = 0
     equal: int = 0
     nats: float = 0.0
-    lost: int = 0
-    needles: int = 0
     seen_with: float = 0.0
     more: int = 0
 

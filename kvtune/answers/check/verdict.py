@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from kvtune.answers.check.common import Features, common
 from kvtune.answers.check.course import Course
-from kvtune.answers.check.judge import Answer, Verdict, judged, limit, needles_lost, parts_at
-from kvtune.answers.check.paths import Path, Prompt, why_not
+from kvtune.answers.check.judge import Verdict, judged, limit, parts_at
+from kvtune.answers.check.paths import Path, why_not
 from kvtune.answers.check.result import Check, Compared, OfPath
 
 ORDER: tuple[Verdict, ...] = ("differs", "cannot tell", "as cold", "not shown")
@@ -23,8 +23,6 @@ def answer(course: Course, chosen: Mapping[str, Path], fill: bool, version: str)
     paths = []
     for name, path in chosen.items():
         row = _of_path(name, path.title, course, beyond)
-        if needles_lost(row.lost, row.needles, (cold.lost, cold.needles)):
-            row = replace(row, wrong=max(row.wrong, row.lost))
         verdict, seen, more = judged(row.wrong, row.hits, exchanged.wrong / max(1, exchanged.hits))
         why = why_not(name, path, course.layout, fill) or ("" if row.hits else "no request hit like that")
         paths.append(replace(row, verdict=verdict, seen_with=seen, more=more, why_not=why))
@@ -49,7 +47,6 @@ def answer(course: Course, chosen: Mapping[str, Path], fill: bool, version: str)
 def _of_path(name: str, title: str, course: Course, beyond: float) -> OfPath:
     asked = [row for row in course.compared if row.path == name]
     hits = [row for row in asked if row.taken]
-    asking = [row for row in hits if reads(course.prompts[row.number], row.cold)]
     return OfPath(
         name=name,
         title=title,
@@ -58,14 +55,7 @@ def _of_path(name: str, title: str, course: Course, beyond: float) -> OfPath:
         wrong=sum(row.nats > beyond for row in hits),
         equal=sum(parts_at(row.cold, row.answer) is None for row in hits),
         nats=max((row.nats for row in hits), default=0.0),
-        lost=sum(not reads(course.prompts[row.number], row.answer) for row in asking),
-        needles=len(asking),
     )
-
-
-def reads(prompt: Prompt, answer: Answer) -> bool:
-    """Whether an answer says the number that its prompt asks for."""
-    return bool(prompt.needle) and answer.text.strip().startswith(prompt.needle)
 
 
 def _features(course: Course, chosen: Mapping[str, Path], row: Compared) -> Features:

@@ -18,7 +18,7 @@ FAST = (0.0, 0.01, 0.3)
 
 def check(toy: Toy, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     with serving(toy) as url:
-        code = run(["check", url, "--yes", "--json", "--tokens", "6", *words])
+        code = run(["check", url, "--yes", "--json", "--tokens", "4", *words])
     printed = capsys.readouterr()
     assert printed.out, printed.err
     return code, json.loads(printed.out)
@@ -36,7 +36,7 @@ def full(levels: tuple[float, ...]) -> list[Any]:
 @pytest.mark.parametrize(("noise", "seed"), full(FAST))
 def test_noise_is_no_fault(noise: float, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = check(
-        Toy(noise, seed=seed), capsys, "--prompts", "16" if noise in FAST and not seed else "32"
+        Toy(noise, seed=seed), capsys, "--prompts", "8" if noise in FAST and not seed else "32"
     )
     assert all(each["wrong"] == 0 for each in answer["paths"]), answer["paths"]
     shown = {each["name"]: each["hits"] / each["asked"] for each in answer["paths"] if each["hits"]}
@@ -71,7 +71,7 @@ PLACED: dict[str, tuple[Callable[[Hit], bool], str]] = {
 @pytest.mark.parametrize("fault", PLACED)
 def test_what_wrong_hits_share_is_named(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     wrong, place = PLACED[fault]
-    code, answer = check(Toy(1e-3, wrong), capsys, "--prompts", "16")
+    code, answer = check(Toy(1e-3, wrong), capsys, "--prompts", "12")
     assert (code, answer["verdict"]) == (1, "differs")
     first = answer["common"][0]
     assert any(each["what"].startswith(place) for each in answer["common"]), answer["common"]

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from kvtune.answers.check.common import common
-from kvtune.answers.check.judge import Answer, distance, judged, limit, needles_lost
+from kvtune.answers.check.judge import Answer, distance, judged, limit
 
 COLD = Answer([1, 2], [{1: -0.5, 3: -1.5}, {2: -0.1, 5: -3.0}])
 
@@ -55,9 +55,11 @@ def test_one_wrong_hit_is_enough_and_a_blind_witness_says_nothing() -> None:
     assert limit([0.0, 0.0]) == 0.005 and limit([0.0, 0.02]) == pytest.approx(0.08)
 
 
-def test_lost_numbers_count_beside_what_the_null_loses() -> None:
-    assert needles_lost(8, 32, (0, 64)) and not needles_lost(2, 32, (0, 64))
-    assert not needles_lost(8, 32, (16, 64)) and not needles_lost(0, 32, (0, 64))
+def test_a_lost_number_is_far() -> None:
+    """The digits of a number that the prompt says are sure: whatever else an answer begins with lies far from them."""
+    number = Answer([4, 8, 2], [{4: -1e-4, 7: -9.5}, {8: -1e-3, 1: -7.0}, {2: -1e-3, 3: -7.5}])
+    lost = Answer([9, 8, 2], [{9: -0.9, 4: -1.1}, {8: -0.2, 1: -2.0}, {2: -0.1, 3: -3.0}])
+    assert distance(number, lost) > 2.0
 
 
 def test_shared_features_are_no_chance() -> None:

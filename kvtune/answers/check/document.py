@@ -26,9 +26,15 @@ def document(check: Check) -> Document:
         resume = command("check", "--resume", check.bundle, check.url)
         again.append(("Ask for the tier's blocks after a restart of the server", resume))
     salts = f"{check.unsalted} requests hit although nobody had used their cache_salt: prompts of others are shared"
+    noise = (
+        f"Cold answers lie up to {check.cold.nats:.2g} nats apart, and {check.cold.equal} of {check.cold.asked} have "
+        f"the same tokens: beyond {check.limit_nats:.2g} nats an answer is wrong. Fault seen: the chance to see a "
+        f"block of another prompt in {FAULT_SHARE:.0%} of a path's hits."
+    )
     section = Section(
         "paths",
         "Paths",
+        noise,
         tables=(_table(check), *([grid(SHARED, shared, "What wrong hits share.")] if shared else [])),
         notes=tuple(f"Not shown: {each.title}: {each.why_not}." for each in check.paths if not each.hits),
         commands=tuple(again) if check.bundle else (),
@@ -72,9 +78,4 @@ def _table(check: Check) -> Grid:
         hits = f"{each.hits} of {each.asked}" if path else "–"
         seen, verdict = (percent(each.seen_with, digits=0), each.verdict) if path else ("–", "")
         rows.append((each.title, verdict, hits, each.wrong, each.equal, f"{each.nats:.2g}", seen))
-    noise = (
-        f"Cold answers lie up to {check.cold.nats:.2g} nats apart, and {check.cold.equal} of {check.cold.asked} have "
-        f"the same tokens: beyond {check.limit_nats:.2g} nats an answer is wrong. Fault seen: the chance to see a "
-        f"block of another prompt in {FAULT_SHARE:.0%} of a path's hits."
-    )
-    return grid(HEADS, rows, noise)
+    return grid(HEADS, rows)

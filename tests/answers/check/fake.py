@@ -25,14 +25,19 @@ vllm:cache_config_info{{block_size="{block}",enable_prefix_caching="True",kv_cac
 vllm:prefix_cache_queries_total{{model_name="toy"}} {queries}
 # TYPE vllm:prefix_cache_hits_total counter
 vllm:prefix_cache_hits_total{{model_name="toy"}} {hits}
+# TYPE vllm:external_prefix_cache_queries_total counter
+vllm:external_prefix_cache_queries_total{{model_name="toy"}} {asked}
+# TYPE vllm:external_prefix_cache_hits_total counter
+vllm:external_prefix_cache_hits_total{{model_name="toy"}} {loaded}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a fault may depend on: tokens that hit, tokens of the prompt, and how many hits came before."""
+    """What a fault may depend on: tokens that hit, that a tier loaded, of the prompt; how many hits came before."""
 
     cached: int
+    loaded: int
     prompt: int
     number: int
 
@@ -47,6 +52,9 @@ class Toy:
     salted: bool = True
     seed: int = 1
     held: set[tuple[str, int]] = field(default_factory=set)
+    tier: set[tuple[str, int]] | None = None
+    """What a tier holds: all that was ever computed."""
+    loaded: int = 0
     queries: int = 0
     hits: int = 0
     times_hit: int = 0
@@ -72,17 +80,23 @@ class Toy:
 
     def read(self, ids: list[int], salt: str, count: int) -> tuple[int, list[int], list[dict[str, float]]]:
         names = _names(ids, salt)
-        known = next((n for n, name in enumerate(names) if name not in self.held), len(names))
-        cached = BLOCK * min(known, (len(ids) - 1) // BLOCK)
-        self.queries, self.hits = self.queries + len(ids), self.hits + cached
+        most = (len(ids) - 1) // BLOCK
+        local = next((n for n, name in enumerate(names[:most]) if name not in self.held), most)
+        tier = self.tier or self.held
+        known = next((n for n, name in enumerate(names[:most]) if n >= local and name not in tier), most)
+        cached, loaded = BLOCK * known, BLOCK * (known - local)
+        self.queries, self.hits = self.queries + len(ids), self.hits + BLOCK * local
+        self.loaded += loaded
         read = list(ids)
         if cached:
             self.times_hit += 1
-            if self.wrong(Hit(cached, len(ids), self.times_hit)):
+            if self.wrong(Hit(cached, loaded, len(ids), self.times_hit)):
                 start = cached // (2 * BLOCK) * BLOCK
                 read[start : start + BLOCK] = [word + 1 for word in reversed(read[start : start + BLOCK])]
         tokens, tops = self.answer(read, count)
-        self.held |= set(_names([*ids, *tokens[:-1]], salt))
+        self.held |= (stored := set(_names([*ids, *tokens[:-1]], salt)))
+        if self.tier is not None:
+            self.tier |= stored
         return cached, tokens, tops
 
     def answer(self, ids: Sequence[int], count: int) -> tuple[list[int], list[dict[str, float]]]:
@@ -125,7 +139,9 @@ def serving(toy: Toy) -> Iterator[str]:
             card = {"data": [{"id": "toy", "max_model_len": 4096}]}
             known = {"/v1/models": card, "/version": {"version": "0.32.0"}}
             if self.path == "/metrics":
-                text = METRICS.format(block=BLOCK, queries=toy.queries, hits=toy.hits)
+                asked = 0 if toy.tier is None else 1 + toy.queries
+                counts = {"queries": toy.queries, "hits": toy.hits, "asked": asked, "loaded": toy.loaded}
+                text = METRICS.format(block=BLOCK, **counts)
                 self.reply(200, text.encode())
             else:
                 self.reply(200 if self.path in known else 404, json.dumps(known.get(self.path)).encode())
@@ -133,7 +149,9 @@ def serving(toy: Toy) -> Iterator[str]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path != "/v1/completions":
-                self.reply(404, b"{}")
+                resets = self.path == "/reset_prefix_cache" and toy.tier is not None
+                toy.held = set() if resets else toy.held
+                self.reply(200 if resets else 404, b"{}")
                 return
             with toy.lock:
                 toy.bodies.append(body)

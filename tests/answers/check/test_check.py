@@ -18,7 +18,9 @@ FAST = (0.0, 0.01, 0.3)
 
 def check(toy: Toy, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     with serving(toy) as url:
-        code = run(["check", url, "--yes", "--json", "--tokens", "4", *words])
+        code = run(
+            ["check", url, "--yes", "--json", *([] if "--resume" in words else ["--tokens", "4"]), *words]
+        )
     printed = capsys.readouterr()
     assert printed.out, printed.err
     return code, json.loads(printed.out)
@@ -95,6 +97,24 @@ def test_a_salt_that_is_ignored_is_said(capsys: pytest.CaptureFixture[str]) -> N
 def test_counters_tell_hits_where_answers_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = check(Toy(details=False), capsys, "--prompts", "2")
     assert [each["hits"] for each in answer["paths"] if each["asked"]] == [2] * 5 and code == 3
+
+
+def test_a_tier_is_told_alone_and_mixed_and_after_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Local hits and the tier alone are clean, the mixed ones and those after a restart are not: seen in public."""
+    toy = Toy(1e-3, lambda hit: 0 < hit.loaded < hit.cached, tier=set())
+    bundle = tmp_path / "bundle.json"
+    code, answer = check(toy, capsys, "--prompts", "8", "--fill", "-o", str(bundle))
+    shown = {each["name"]: (each["wrong"], each["hits"]) for each in answer["paths"] if each["hits"]}
+    assert code == 1 and shown["mixed"] == (8, 8) and shown["tier"] == shown["whole"] == (0, 8)
+    assert answer["common"][0]["what"] == "path: part local, part from a tier"
+    toy.held, toy.wrong = set(), lambda hit: hit.loaded > 0
+    code, answer = check(toy, capsys, "--resume", str(bundle))
+    assert code == 1 and [(each["name"], each["wrong"]) for each in answer["paths"]] == [("restart", 8)]
+    empty = Toy(tier=set())  # a tier that kept nothing shows nothing
+    code, answer = check(empty, capsys, "--resume", str(bundle))
+    assert code == 3 and answer["paths"][0]["why_not"] == "no request hit like that"
 
 
 def test_nothing_is_sent_before_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:

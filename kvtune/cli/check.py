@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +54,8 @@ def check(query: CheckQuery) -> int:
     """
     from random import Random, SystemRandom
 
-    import msgspec
+    from msgspec.json import encode
+    from msgspec.structs import replace
 
     from kvtune import __version__
     from kvtune.answers.check.asking import Asker, Priced, layout_of, prompts
@@ -72,32 +73,31 @@ def check(query: CheckQuery) -> int:
     from kvtune.servers.watch.server import Server
 
     old = _bundle(query.resume or query.replay)
+    if query.bundle is not None and os.path.lexists(query.bundle):  # before any work
+        raise UsageError(f"{query.bundle} exists", "give another name with -o FILE")
     server = Server(query.url, headers_of(query.header or []), query.insecure)
     try:
         layout, model = layout_of(server, shape_at_hand)
         asked = old.prompts if old else prompts(server, layout, query.prompts, query.seed)
         tokens, paths = old.tokens if old else query.tokens, RESTARTED if query.resume else PATHS
         shown = {name: path for name, path in paths.items() if not why_not(name, path, layout, query.fill)}
-
-        def run(asker: Asker, draw: Random, say: Callable[[str], None]) -> Course:
-            course = Course(asker, layout, asked, tokens, draw, say)
-            course.begin()
-            for name, path in shown.items() if not course.unsalted else ():
-                course.take(name, path, old.salts if old and query.resume else ())
-            return course
-
-        price = run(Priced(server, model), Random(0), lambda text: None).asker
-        sends = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
-        _consent(f"{sends}: they take the place of what its cache holds", asked=not query.yes)
-        course = run(Asker(server, model, layout.tier), SystemRandom(), begin)
+        salts = old.salts if old and query.resume else []
+        price = Course(Priced(server, model), layout, asked, tokens, Random(0), lambda text: None)
+        price.run(shown, salts)
+        sends = f"{count(price.asker.sent)} requests with {count(price.asker.computed)} prompt tokens"
+        _consent(f"{sends} to {server.base}: they replace what its cache holds", asked=not query.yes)
+        course = Course(Asker(server, model, layout.tier), layout, asked, tokens, SystemRandom(), begin)
+        course.run(shown, salts)
         made = answer(course, paths, query.fill, server.version())
     finally:
         server.close()
-    if query.bundle is not None:
-        made = msgspec.structs.replace(made, bundle=str(query.bundle))
-        whole = Bundle(__version__, tokens, made, list(asked), course.salts, course.compared)
-        write_new(msgspec.json.encode(whole).decode(), query.bundle, private=True)
-    print_answer(made, document(made), json=query.json, md=query.md, page=query.page)
+    made = replace(made, bundle="" if query.bundle is None else str(query.bundle))
+    try:
+        if query.bundle is not None:
+            whole = Bundle(__version__, tokens, made, list(asked), course.salts, course.compared)
+            write_new(encode(whole).decode(), query.bundle, private=True)
+    finally:
+        print_answer(made, document(made), json=query.json, md=query.md, page=query.page)
     return {"differs": EXIT_FAILED, "as cold": 0}.get(made.verdict, EXIT_UNKNOWN)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -31,7 +31,13 @@ class Course:
     compared: list[Compared] = field(default_factory=list)
     unsalted: int = 0
 
-    def begin(self) -> None:
+    def run(self, paths: Mapping[str, Path], salts: Sequence[str]) -> None:
+        """Ask for the cold answers, and for those of each path. `salts`: what a tier was primed with before."""
+        self._begin()
+        for name, path in paths.items() if not self.unsalted else ():
+            self._take(name, path, salts)
+
+    def _begin(self) -> None:
         """Ask for cold answers: alone, again, and two at a time, so that the server computes them in other batches."""
         self.say("cold answers")
         for prompt, other in self._pairs():
@@ -45,8 +51,8 @@ class Course:
                     self._compare("null", each, answer)
                 self._compare("exchanged", prompt, self._cold(exchanged(self.layout, prompt, other)))
 
-    def take(self, name: str, path: Path, salts: Sequence[str] = ()) -> None:
-        """Ask for one path's answers, all prompts at a time if the cache is cleared for it. `salts`: primed before."""
+    def _take(self, name: str, path: Path, salts: Sequence[str]) -> None:
+        """Ask for one path's answers, all prompts at a time if the cache is cleared for it."""
         self.say(path.title)
         rows = [
             (prompt, way(name, self.layout, prompt, other, self.tokens)) for prompt, other in self._pairs()
@@ -80,8 +86,9 @@ class Course:
             return
         wanted = self.layout.pool - kept // 2 if path.clears == FULL else TURNED_OVER * self.layout.pool
         words = [word for prompt in self.prompts for word in prompt.ids]
-        for _ in range(int(wanted / JUNK_TOKENS) + 1):
-            self.asker.ask(self.draw.choices(words, k=JUNK_TOKENS), self._salt())
+        size = min(JUNK_TOKENS, len(self.prompts[0].ids))
+        for _ in range(int(wanted / size) + 1):
+            self.asker.ask(self.draw.choices(words, k=size), self._salt())
 
     def _prime(self, primers: Sequence[Sequence[int]], salt: str, *, turn: bool = False) -> list[int]:
         """Fill the cache. Return the last primer with its answer, if the prompt goes on from there."""

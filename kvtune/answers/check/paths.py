@@ -88,7 +88,7 @@ def way(name: str, layout: Layout, prompt: Prompt, other: Prompt, tokens: int) -
     if name == "shortest":
         return Way([parted(prompt, block + 3, other, 2)], most=block + 3)
     if name == "turn":
-        end = len(ids) * 3 // 4 // block * block - min(tokens // 2, block // 2)
+        end = max(1, len(ids) * 3 // 4 // block * block - min(tokens // 2, block // 2))
         return Way([ids[:end]], least=end, turn=True)
     if name == "edge":
         near = layout.window // small * small + (1 - small, 1, small + 1, 2 * small)[number % 4]
@@ -110,7 +110,7 @@ def way(name: str, layout: Layout, prompt: Prompt, other: Prompt, tokens: int) -
 
 def parted(prompt: Prompt, end: int, other: Prompt, count: int) -> list[int]:
     """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
-    rest = other.ids
+    rest, end = other.ids, min(end, len(prompt.ids) - ENDS)
     start = next(i for i in range(end % 89, len(rest)) if rest[i] != prompt.ids[end])
     return [*prompt.ids[:end], *(rest[start:] + rest)[:count]]
 

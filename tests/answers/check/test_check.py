@@ -138,7 +138,9 @@ def test_a_bundle_is_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with serving(again := Toy(wrong=toy.wrong, seed=2)) as url:
         assert run(["check", url, "--replay", str(bundle), "--yes", "--json"]) == 1
         answer = json.loads(capsys.readouterr().out)
+        sent = len(again.bodies)
         assert run(["check", url, "--replay", str(bundle), "--seed", "3"]) == 2
+        assert run(["check", url, "--yes", "-o", str(bundle)]) == 2 and len(again.bodies) == sent
     assert [each["wrong"] for each in answer["paths"]] == [each["wrong"] for each in first["paths"]]
     assert {str(body["prompt"]) for body in again.bodies} == {str(body["prompt"]) for body in toy.bodies}
     assert not {body["cache_salt"] for body in again.bodies} & {body["cache_salt"] for body in toy.bodies}

@@ -17,7 +17,7 @@ from kvtune.answers.check.paths import Layout, Prompt, length, records
 from kvtune.base.errors import KvtuneError
 from kvtune.servers.watch.endpoints import host_of
 from kvtune.servers.watch.facts import LOCAL, ShapeAtHand
-from kvtune.servers.watch.metrics import DRAFTS, Between
+from kvtune.servers.watch.metrics import Between
 from kvtune.servers.watch.server import Server
 
 ANSWER_S, COUNTED_S = 600.0, 2.0
@@ -75,7 +75,6 @@ def layout_of(server: Server, shape_at_hand: ShapeAtHand) -> tuple[Layout, str]:
         window=max((shape.window for shape in shapes if shape and shape.window_layers), default=0),
         pool=scrape.number("kv_cache_size_tokens") or 0,
         longest=card.max_model_len or 0,
-        drafts=scrape.get(DRAFTS) is not None,
         tier=offloads or bool(scrape.get("external_prefix_cache_queries")),
     )
     return layout, card.id
@@ -133,8 +132,13 @@ class Asker:
         read = self._sent({**body, "max_tokens": tokens, "cache_salt": salt})
         try:
             made = [_answer(each) for each in sorted(read.choices, key=lambda choice: choice.index)]
+            if len(made) != len(asked):
+                raise ValueError("as many prompts have no answer")
         except ValueError:
-            raise KvtuneError(f"{self.server.base} gives tokens as text", "ask vLLM itself") from None
+            what = "does not answer with the ids and logprobs of tokens"
+            raise KvtuneError(
+                f"{self.server.base} {what}", "ask vLLM itself: a gateway may change answers"
+            ) from None
         details = read.usage.prompt_tokens_details
         return made, details.cached_tokens if details else None
 
@@ -150,11 +154,15 @@ class Asker:
 
 
 def _answer(choice: _Choice) -> Answer:
-    """Return an answer of ids. ValueError if its tokens are text."""
-    tops = [
-        {_id(name): max(LEAST, value) for name, value in top.items()} for top in choice.logprobs.top_logprobs
+    """Return an answer of ids. ValueError if its tokens are text, or not among the first of their place."""
+    rows = [
+        {_id(name): min(0.0, max(LEAST, value)) for name, value in top.items()}
+        for top in choice.logprobs.top_logprobs
     ]
-    return Answer([_id(name) for name in choice.logprobs.tokens], tops)
+    tokens = [_id(name) for name in choice.logprobs.tokens]
+    if any(token not in row for token, row in zip(tokens, rows, strict=True)):
+        raise ValueError("a token has no logprob")
+    return Answer(tokens, rows)
 
 
 def _id(name: str) -> int:

@@ -23,14 +23,13 @@ FULL, EMPTY, RESTART = "full", "empty", "restart"
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """What decides where hits end, in tokens; 0 if not known. `blocks`: of groups and of hits in parts, smallest first.
 
-    `drafts`, `tier`: whether the server drafts, and has a KV connector.
+    `tier`: whether the server has a KV connector.
     """
 
     blocks: list[int]
     window: int = 0
     pool: int = 0
     longest: int = 0
-    drafts: bool = False
     tier: bool = False
 
 

@@ -117,6 +117,34 @@ def test_a_tier_is_told_alone_and_mixed_and_after_a_restart(
     assert code == 3 and answer["paths"][0]["why_not"] == "no request hit like that"
 
 
+@pytest.mark.parametrize("change", ["text", "no logprobs", "no choice", "other tokens", "huge"])
+def test_an_answer_that_no_vllm_gives_is_refused(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(Toy):
+        def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+            answer = super().complete(body)
+            choice = answer["choices"][0]
+            logprobs = choice["logprobs"]
+            if change == "text":
+                logprobs["tokens"] = ["a"] * len(logprobs["tokens"])
+            elif change == "no logprobs":
+                choice["logprobs"] = None
+            elif change == "no choice":
+                answer["choices"] = answer["choices"][1:]
+            elif change == "other tokens":
+                logprobs["top_logprobs"] = [{} for _ in logprobs["tokens"]]
+            else:
+                logprobs["top_logprobs"] = [dict.fromkeys(top, 1e308) for top in logprobs["top_logprobs"]]
+            return answer
+
+    with serving(Other()) as url:
+        code = run(["check", url, "--yes", "--prompts", "2", "--tokens", "2"])
+    printed = capsys.readouterr()
+    if change == "huge":  # all alike: nothing can be told
+        assert code == 3 and "cannot tell" in printed.out
+    else:
+        assert code == 1 and "Traceback" not in printed.err and "next:" in printed.err
+
+
 def test_nothing_is_sent_before_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     toy = Toy()
     with serving(toy) as url:

@@ -20,7 +20,7 @@ import numpy as np
 BLOCK = 16
 WORDS = 64
 METRICS = """# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{{block_size="{block}",enable_prefix_caching="True",kv_cache_size_tokens="20000"}} 1.0
+vllm:cache_config_info{{block_size="{block}",enable_prefix_caching="True",kv_cache_size_tokens="8000"}} 1.0
 # TYPE vllm:prefix_cache_queries_total counter
 vllm:prefix_cache_queries_total{{model_name="toy"}} {queries}
 # TYPE vllm:prefix_cache_hits_total counter
@@ -54,6 +54,8 @@ class Toy:
     held: set[tuple[str, int]] = field(default_factory=set)
     tier: set[tuple[str, int]] | None = None
     """What a tier holds: all that was ever computed."""
+    empties: bool = True
+    """Whether a reset empties all of the cache, and not a part of it."""
     loaded: int = 0
     queries: int = 0
     hits: int = 0
@@ -150,7 +152,8 @@ def serving(toy: Toy) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path != "/v1/completions":
                 resets = self.path == "/reset_prefix_cache" and toy.tier is not None
-                toy.held = set() if resets else toy.held
+                if resets:
+                    toy.held = {name for name in toy.held if not toy.empties and name[1] % 2}
                 self.reply(200 if resets else 404, b"{}")
                 return
             with toy.lock:

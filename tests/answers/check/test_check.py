@@ -112,6 +112,9 @@ def test_a_tier_is_told_alone_and_mixed_and_after_a_restart(
     toy.held, toy.wrong = set(), lambda hit: hit.loaded > 0
     code, answer = check(toy, capsys, "--resume", str(bundle))
     assert code == 1 and [(each["name"], each["wrong"]) for each in answer["paths"]] == [("restart", 8)]
+    _, answer = check(Toy(tier=set(), empties=False), capsys, "--prompts", "8", "--fill")
+    shown = {each["name"]: each["hits"] for each in answer["paths"]}
+    assert 0 < shown["tier"] < 8  # of the others, a part was local
     empty = Toy(tier=set())  # a tier that kept nothing shows nothing
     code, answer = check(empty, capsys, "--resume", str(bundle))
     assert code == 3 and answer["paths"][0]["why_not"] == "no request hit like that"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-LIKELY = 0.001
+LIKELY = 0.05
 """A feature is named if chance would make any of them tell as much in fewer cases than this."""
 
 Features = Mapping[str, str | int]

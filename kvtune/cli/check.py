@@ -119,7 +119,11 @@ def _bundle(path: Path | None) -> Bundle | None:
     if path is None:
         return None
     try:
-        return decode_json_as(read_regular(path, MOST_BYTES), Bundle)
+        bundle = decode_json_as(read_regular(path, MOST_BYTES), Bundle)
+        numbers = [prompt.number for prompt in bundle.prompts]
+        if len(numbers) < 2 or numbers != list(range(len(bundle.salts))):
+            raise ValueError("its prompts are not numbered")
+        return bundle
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} is no bundle of kvtune check: {reason(error)}", "kvtune check -o FILE writes one"

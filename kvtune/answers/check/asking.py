@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from kvtune.answers.check.judge import Answer
-from kvtune.answers.check.paths import Layout, Prompt, length, records
+from kvtune.answers.check.paths import ENDS, Layout, Prompt, length, records
 from kvtune.base.errors import KvtuneError
 from kvtune.servers.watch.endpoints import host_of
 from kvtune.servers.watch.facts import LOCAL, ShapeAtHand
@@ -67,6 +67,10 @@ def layout_of(server: Server, shape_at_hand: ShapeAtHand) -> tuple[Layout, str]:
     block = scrape.block_size
     if scrape.cache.get("enable_prefix_caching") == "False" or not block:
         raise KvtuneError(f"prefix caching is off at {server.base}: nothing hits", "--enable-prefix-caching")
+    if card.max_model_len and card.max_model_len < 6 * ENDS:
+        raise KvtuneError(
+            f"{server.base} takes {card.max_model_len} tokens: too few for a hit", "check another"
+        )
     names = [name for name in (card.root, card.id) if name]
     shapes = [shape_at_hand(name, host_of(server.base) in LOCAL) for name in names]
     offloads = scrape.cache.get("kv_offloading_size", "None") != "None"

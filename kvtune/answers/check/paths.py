@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 PLACES = ("harbour", "mill", "station", "quarry", "bridge", "garden", "library", "foundry", "market", "tower")
 THINGS = ("copper", "salt", "timber", "glass", "barley", "wool", "amber", "paper", "slate", "honey", "resin")
@@ -35,7 +36,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 class Prompt(msgspec.Struct, frozen=True):
     number: int
-    ids: list[int]
+    ids: Annotated[list[int], Meta(min_length=2 * ENDS)]
 
 
 class Path(NamedTuple):

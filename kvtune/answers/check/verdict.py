@@ -11,6 +11,7 @@ from kvtune.answers.check.course import Course
 from kvtune.answers.check.judge import Verdict, judged, limit, parts_at
 from kvtune.answers.check.paths import Path, why_not
 from kvtune.answers.check.result import Check, Compared, OfPath
+from kvtune.data.show.terminal import one_line
 
 ORDER: tuple[Verdict, ...] = ("differs", "cannot tell", "as cold", "not shown")
 
@@ -29,7 +30,7 @@ def answer(course: Course, chosen: Mapping[str, Path], fill: bool, version: str)
     hits = [row for row in course.compared if row.path in chosen and row.taken]
     return Check(
         url=course.asker.server.base,
-        model=course.asker.model,
+        model=one_line(course.asker.model),
         version=version,
         verdict="differs" if course.unsalted else min((each.verdict for each in paths), key=ORDER.index),
         requests=course.asker.sent,

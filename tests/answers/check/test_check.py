@@ -175,6 +175,15 @@ def test_a_bundle_is_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [each["wrong"] for each in answer["paths"]] == [each["wrong"] for each in first["paths"]]
     assert {str(body["prompt"]) for body in again.bodies} == {str(body["prompt"]) for body in toy.bodies}
     assert not {body["cache_salt"] for body in again.bodies} & {body["cache_salt"] for body in toy.bodies}
-    bundle.write_text("{}")
-    with serving(Toy()) as url:
-        assert run(["check", url, "--replay", str(bundle), "--yes"]) == 2
+    whole = json.loads(bundle.read_text())
+    prompts = whole["prompts"]
+    others = (
+        {},
+        {**whole, "prompts": prompts[1:]},
+        {**whole, "prompts": [{**each, "ids": [1]} for each in prompts]},
+    )
+    with serving(never := Toy()) as url:
+        for other in others:
+            bundle.write_text(json.dumps(other))
+            assert run(["check", url, "--replay", str(bundle), "--yes"]) == 2
+    assert not never.bodies

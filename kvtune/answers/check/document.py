@@ -60,9 +60,12 @@ def headline(check: Check) -> str:
     if check.verdict == "as cold":
         return f"hits: {hits} of {hits} answer as cold, on {len(shown)} paths"
     if check.verdict == "differs":
-        where = "" if wrong == hits or not check.common else f", first of all {check.common[0].what}"
-        differ = "; ".join(f"{each.title}: {each.wrong} of {each.hits}" for each in shown if each.wrong)
-        return f"{wrong} of {hits} hits differ from the cold answer{where} ({differ})"
+        differ = [f"{each.title}: {each.wrong} of {each.hits}" for each in shown if each.wrong]
+        differ += [
+            f"{each.what}: {each.wrong} of {each.hits}, others {each.others_wrong} of {each.others}"
+            for each in check.common[:1]
+        ]
+        return f"{wrong} of {hits} hits differ from the cold answer; {'; '.join(differ)}"
     if more := max((each.more for each in shown), default=0):
         return f"cannot tell: none of {hits} hits is wrong, and {more} more on a path would do (--prompts)"
     apart = (

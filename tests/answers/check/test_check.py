@@ -94,6 +94,23 @@ def test_a_salt_that_is_ignored_is_said(capsys: pytest.CaptureFixture[str]) -> N
     assert len(toy.bodies) == 6  # no path is asked for: nothing would be cold beside it
 
 
+def test_the_answer_is_a_terminal_s_and_markdown_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    bundle, page = tmp_path / "a b.json", tmp_path / "check.html"
+    toy = Toy(wrong=lambda hit: hit.cached <= BLOCK)
+    with serving(toy) as url:
+        words = ["check", url, "--yes", "--prompts", "4", "--tokens", "2"]
+        assert run([*words, "-o", str(bundle), "--page", str(page)]) == 1
+        shown = capsys.readouterr().out
+        assert run([*words, "--md"]) == 1
+    assert shown.startswith("4 of 20 hits differ from the cold answer; the shortest hit: 4 of 4; ")
+    assert f"kvtune check --replay '{bundle}' {url}" in shown and "Not shown: at a window's edge" in shown
+    assert "| the shortest hit | differs | 4 of 4 | 4 |" in capsys.readouterr().out
+    assert "the shortest hit" in page.read_text()
+
+
 def test_counters_tell_hits_where_answers_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = check(Toy(details=False), capsys, "--prompts", "2")
     assert [each["hits"] for each in answer["paths"] if each["asked"]] == [2] * 5 and code == 3

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[3]
 FAULTS = str(ROOT / "tests" / "faults")
-POOLS = {"tiny-opt": 1000, "tiny-llama": 1000, "tiny-gemma3": 1000, "tiny-qwen3next": 100}
+POOLS = {"tiny-opt": 400, "tiny-llama": 400, "tiny-gemma3": 900, "tiny-qwen3next": 60}
 COMMON = ("whole", "shortest", "junction", "full")
 
 

@@ -52,8 +52,6 @@ def check(query: CheckQuery) -> int:
 
     Sends load, after it said how much. Exit code: 1 if hits differ, 3 if that cannot be told.
     """
-    from random import Random, SystemRandom
-
     from msgspec.json import encode
     from msgspec.structs import replace
 
@@ -82,11 +80,15 @@ def check(query: CheckQuery) -> int:
         tokens, paths = old.tokens if old else query.tokens, RESTARTED if query.resume else PATHS
         shown = {name: path for name, path in paths.items() if not why_not(name, path, layout, query.fill)}
         salts = old.salts if old and query.resume else []
-        price = Course(Priced(server, model), layout, asked, tokens, Random(0), lambda text: None)
-        price.run(shown, salts)
-        sends = f"{count(price.asker.sent)} requests with {count(price.asker.computed)} prompt tokens"
-        _consent(f"{sends} to {server.base}: they replace what its cache holds", asked=not query.yes)
-        course = Course(Asker(server, model, layout.tier), layout, asked, tokens, SystemRandom(), begin)
+        price = Priced(server, model)
+        Course(price, layout, asked, tokens, lambda text: None).run(shown, salts)
+        load = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
+        if not query.yes and not sys.stdin.isatty():
+            raise UsageError(f"check would send {load}, and there is no terminal to ask", "add --yes")
+        if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
+            return EXIT_UNKNOWN
+        begin(load)
+        course = Course(Asker(server, model, layout.tier), layout, asked, tokens, begin)
         course.run(shown, salts)
         made = answer(course, paths, query.fill, server.version())
     finally:
@@ -99,15 +101,6 @@ def check(query: CheckQuery) -> int:
     finally:
         print_answer(made, document(made), json=query.json, md=query.md, page=query.page)
     return {"differs": EXIT_FAILED, "as cold": 0}.get(made.verdict, EXIT_UNKNOWN)
-
-
-def _consent(plan: str, *, asked: bool) -> None:
-    """Print what is sent, and ask whether to send it."""
-    print(plan, file=sys.stderr, flush=True)
-    if asked and not sys.stdin.isatty():
-        raise UsageError("check asks before it sends load, and there is no terminal to answer", "add --yes")
-    if asked and not typer.confirm("Send them?", err=True):
-        raise typer.Exit(EXIT_UNKNOWN)
 
 
 def _bundle(path: Path | None) -> Bundle | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
+from random import Random, SystemRandom
 
 from kvtune.answers.check.asking import Asker
 from kvtune.answers.check.judge import Answer, distance
@@ -24,8 +24,8 @@ class Course:
     layout: Layout
     prompts: Sequence[Prompt]
     tokens: int
-    draw: Random
     say: Callable[[str], None]
+    draw: Random = field(default_factory=SystemRandom)
     salts: list[str] = field(default_factory=list)
     cold: list[Answer] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)

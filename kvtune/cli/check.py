@@ -27,7 +27,7 @@ class CheckQuery(Query):
     url: options.Url
     prompts: int = option(32, "N", NEW, min=2)("""How many prompts take each path. With 32, a fault in one of
         ten hits is seen with up to 97 %.""")
-    tokens: int = option(16, "N", NEW, min=1, max=1000)("Length of each answer.")
+    tokens: int = option(16, "N", NEW, min=1, max=100)("Length of each answer.")
     fill: bool = option(False)(
         "Fill the pool, and empty it for a tier: all that the server holds is evicted."
     )

@@ -86,31 +86,34 @@ def way(name: str, layout: Layout, prompt: Prompt, other: Prompt, tokens: int) -
     """Return how a path leads to a prompt. `other`: a prompt for what a primer goes on with."""
     ids, number, small, block = prompt.ids, prompt.number, layout.blocks[0], layout.blocks[-1]
     if name == "shortest":
-        return Way([parted(prompt, block + 3, other, 2)], most=block + 3)
+        return Way([parted(layout, prompt, block + 3, other, 2)], most=block + 3)
     if name == "turn":
         end = max(1, len(ids) * 3 // 4 // block * block - min(tokens // 2, block // 2))
         return Way([ids[:end]], least=end, turn=True)
     if name == "edge":
         near = layout.window // small * small + (1 - small, 1, small + 1, 2 * small)[number % 4]
         end = min(max(small + 1, near), len(ids) - ENDS)
-        return Way([parted(prompt, end, other, 2), parted(prompt, end, other, small // 2)], most=end)
+        return Way(
+            [parted(layout, prompt, end, other, 2), parted(layout, prompt, end, other, small // 2)], most=end
+        )
     if name == "inside":
         block = layout.blocks[number % len(layout.blocks)]
     begin = len(ids) * (2 + number % 2) // 4 // block * block
     end = begin + (block // 2 + 1, min(5, block - 1), block - min(9, block // 3))[number % 3]
     if name == "inside":
-        return Way([parted(prompt, end, other, max(1, block // 8))], most=end)
+        return Way([parted(layout, prompt, end, other, max(1, block // 8))], most=end)
     if name == "junction":
-        long = parted(prompt, end, other, 2 * block)
+        long = parted(layout, prompt, end, other, 2 * block)
         return Way([long[: end + block], [*long[: end + 1], *reversed(long[end + 1 :])]], most=end)
     if name == "mixed":
-        return Way([ids, ids], [parted(prompt, end, other, 2)], least=begin)
+        return Way([ids, ids], [parted(layout, prompt, end, other, 2)], least=begin)
     return Way([ids, ids])
 
 
-def parted(prompt: Prompt, end: int, other: Prompt, count: int) -> list[int]:
+def parted(layout: Layout, prompt: Prompt, end: int, other: Prompt, count: int) -> list[int]:
     """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
     rest, end = other.ids, min(end, len(prompt.ids) - ENDS)
+    count = min(count, layout.longest - end - 2) if layout.longest else count
     start = next(i for i in range(end % 89, len(rest)) if rest[i] != prompt.ids[end])
     return [*prompt.ids[:end], *(rest[start:] + rest)[:count]]
 

@@ -16,6 +16,7 @@ LAYOUTS = (
     Layout(blocks=[128], window=64, longest=1024),
     Layout(blocks=[16, 1600]),
     Layout(blocks=[8320], longest=4096),
+    Layout(blocks=[384], longest=2048),
 )
 
 
@@ -40,6 +41,7 @@ def test_a_primer_shares_what_its_way_says(layout: Layout) -> None:
             found = way(name, layout, prompt, other, 16)
             assert 0 <= found.least < found.most and found.primers
             for primer in (*found.primers, *found.later):
+                assert not layout.longest or len(primer) < layout.longest
                 assert primer == prompt.ids or 0 < shared(prompt, primer) <= found.most
             if name in ("inside", "junction") and len(prompt.ids) > 3 * layout.blocks[-1]:
                 ends = {shared(prompt, primer) for primer in found.primers}

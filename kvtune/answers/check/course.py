@@ -49,7 +49,7 @@ class Course:
                 together, _ = self.asker.answers([each.ids for each in pair], self._salt(), self.tokens)
                 for each, answer in zip(pair, together, strict=True):
                     self._compare("null", each, answer)
-                self._compare("exchanged", prompt, self._cold(exchanged(self.layout, prompt, other)))
+            self._compare("exchanged", prompt, self._cold(exchanged(self.layout, prompt, other)))
 
     def _take(self, name: str, path: Path, salts: Sequence[str]) -> None:
         """Ask for one path's answers, all prompts at a time if the cache is cleared for it."""

@@ -121,7 +121,7 @@ def parted(layout: Layout, prompt: Prompt, end: int, other: Prompt, count: int) 
 def exchanged(layout: Layout, prompt: Prompt, other: Prompt) -> list[int]:
     """Return the prompt with one block's tokens exchanged for another prompt's: what a wrong block would give."""
     block = layout.blocks[0]
-    start = len(prompt.ids) * (1 + prompt.number // 2 % 3) // 4 // block * block
+    start = len(prompt.ids) * (1 + prompt.number % 3) // 4 // block * block
     return [*prompt.ids[:start], *other.ids[start : start + block], *prompt.ids[start + block :]]
 
 

@@ -60,7 +60,7 @@ def test_a_fault_is_seen_as_often_as_is_said(noise: float, capsys: pytest.Captur
         shown = [each for each in answer["paths"] if each["hits"]]
         seen += [each["wrong"] > 0 for each in shown]
         said += [each["seen_with"] for each in shown]
-    assert abs(sum(seen) / len(seen) - sum(said) / len(said)) < 0.2, (seen, said)
+    assert abs(sum(seen) / len(seen) - sum(said) / len(said)) < 0.15, (seen, said)
 
 
 PLACED: dict[str, tuple[Callable[[Hit], bool], str]] = {
@@ -91,7 +91,7 @@ def test_a_salt_that_is_ignored_is_said(capsys: pytest.CaptureFixture[str]) -> N
     with serving(toy) as url:
         code = run(["check", url, "--yes", "--prompts", "2", "--tokens", "2"])
     assert code == 1 and "cache_salt is ignored" in capsys.readouterr().out
-    assert len(toy.bodies) == 6  # no path is asked for: nothing would be cold beside it
+    assert len(toy.bodies) == 7  # no path is asked for: nothing would be cold beside it
 
 
 def test_the_answer_is_a_terminal_s_and_markdown_and_a_page(

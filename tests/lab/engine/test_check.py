@@ -64,7 +64,7 @@ def test_hits_answer_as_cold(model: str, core: str, tmp_path: Path) -> None:
     assert set(COMMON) <= set(shown) and not any(each for each, _ in shown.values()), shown
     assert ("edge" in shown) == (model == "tiny-gemma3")
     exchanged = answer["exchanged"]
-    assert exchanged["wrong"] == exchanged["hits"] == 12, "the answers say too little of their prompts"
+    assert exchanged["wrong"] == exchanged["hits"] == 24, "the answers say too little of their prompts"
     verdicts = {each["name"]: each["verdict"] for each in answer["paths"] if each["hits"] == 24}
     assert set(verdicts.values()) == {"as cold"} and code in (0, 3)
 

@@ -54,6 +54,8 @@ class Toy:
     held: set[tuple[str, int]] = field(default_factory=set)
     tier: set[tuple[str, int]] | None = None
     """What a tier holds: all that was ever computed."""
+    reads: bool = False
+    """Whether it tokenizes text, a word a token."""
     empties: bool = True
     """Whether a reset empties all of the cache, and not a part of it."""
     loaded: int = 0
@@ -150,6 +152,10 @@ def serving(toy: Toy) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize" and toy.reads:
+                tokens = [crc32(word.encode()) % 4000 for word in body["prompt"].split()]
+                self.reply(200, json.dumps({"tokens": tokens}).encode())
+                return
             if self.path != "/v1/completions":
                 resets = self.path == "/reset_prefix_cache" and toy.tier is not None
                 if resets:

@@ -111,6 +111,17 @@ def test_the_answer_is_a_terminal_s_and_markdown_and_a_page(
     assert "the shortest hit" in page.read_text()
 
 
+def test_a_prompt_ends_where_a_number_that_it_said_would_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    toy = Toy(reads=True)
+    check(toy, capsys, "--prompts", "2")
+    first, second = ([*body["prompt"][0]] for body in (toy.bodies[0], toy.bodies[3]))
+    assert len(first) >= 400 and first != second
+    for ids, far in ((first, True), (second, False)):
+        question = ids[-5:]  # "the code of NAME is"
+        places = [start for start in range(len(ids) - 5) if ids[start : start + 5] == question]
+        assert len(places) == 1 and (places[0] < 40) == far and places[0] + 40 > (0 if far else len(ids) - 40)
+
+
 def test_counters_tell_hits_where_answers_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = check(Toy(details=False), capsys, "--prompts", "2")
     assert [each["hits"] for each in answer["paths"] if each["asked"]] == [2] * 5 and code == 3

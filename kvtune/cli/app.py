@@ -48,6 +48,7 @@ COMMANDS = (
     "doctor",
     "compare",
     "diff",
+    "check",
     "report",
     "runs",
     "export",

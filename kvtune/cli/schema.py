@@ -39,6 +39,7 @@ def schemas() -> dict[str, Schema]:
     import msgspec
 
     from kvtune.answers.capacity.result import Capacity
+    from kvtune.answers.check.result import Check
     from kvtune.answers.diff.result import Diff
     from kvtune.answers.doctor.diagnosis import Diagnosis
     from kvtune.answers.explain.explanation import Explanation
@@ -87,6 +88,7 @@ def schemas() -> dict[str, Schema]:
         "doctor": _struct(Diagnosis),
         "compare": _struct(Compared),
         "diff": _struct(Diff),
+        "check": _struct(Check),
         "runs": _struct(Runs),
         "recipe list": _struct(Listing),
         "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},

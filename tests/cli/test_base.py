@@ -42,6 +42,7 @@ LOG = '{"prompt": [1, 2, 3, 4], "answer": [5], "t0": 1.0, "t1": 2.0}\n'
 
 WORKS: dict[str, list[str]] = {
     "bounds": ["bounds", "-w", "rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"],
+    "check": ["check", "http://127.0.0.1:9", "--yes"],
     "compare": ["compare", str(RUN), str(RUN)],
     "demo": ["demo", "shown"],
     "diff": ["diff", "nowhere", "0.32"],
@@ -59,6 +60,7 @@ WORKS: dict[str, list[str]] = {
 }
 SAYS = {
     "diff": "nowhere is no version of vLLM, no environment",
+    "check": "no server answers at http://127.0.0.1:9",
     "record": "no server answers at http://127.0.0.1:9",
     "watch": "no server answers at http://127.0.0.1:9",
 }

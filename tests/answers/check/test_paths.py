@@ -1,0 +1,55 @@
+"""The ways to a hit, by arithmetic: what a primer shares with its prompt, wherever blocks, windows and prompts end."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from random import Random
+
+import pytest
+
+from kvtune.answers.check.paths import PATHS, Layout, Prompt, exchanged, length, way
+
+LAYOUTS = (
+    Layout(blocks=[16]),
+    Layout(blocks=[32], window=512),
+    Layout(blocks=[32, 384], longest=8192),
+    Layout(blocks=[128], window=64, longest=1024),
+    Layout(blocks=[16, 1600]),
+    Layout(blocks=[8320], longest=4096),
+    Layout(blocks=[384], longest=2048),
+)
+
+
+def shared(prompt: Prompt, primer: list[int]) -> int:
+    pairs = zip(prompt.ids, primer, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_primer_shares_what_its_way_says(layout: Layout) -> None:
+    draw = Random(3)
+    prompts = [
+        Prompt(number, [draw.randrange(10, 13) for _ in range(length(layout, number))])
+        for number in range(12)
+    ]
+    inside = set()
+    for prompt, other in zip(prompts, [*prompts[1:], prompts[0]], strict=True):
+        assert not layout.longest or len(prompt.ids) < layout.longest - 100
+        for name in PATHS:
+            if name == "edge" and not layout.window:
+                continue
+            found = way(name, layout, prompt, other, 16)
+            assert 0 <= found.least < found.most and found.primers
+            for primer in (*found.primers, *found.later):
+                assert not layout.longest or len(primer) < layout.longest
+                assert primer == prompt.ids or 0 < shared(prompt, primer) <= found.most
+            if name in ("inside", "junction") and len(prompt.ids) > 3 * layout.blocks[-1]:
+                ends = {shared(prompt, primer) for primer in found.primers}
+                assert ends == {found.most}
+                inside.add(found.most % layout.blocks[-1])
+            if name == "junction" and len(prompt.ids) > 3 * layout.blocks[-1]:
+                one, two = found.primers
+                assert len(two) > len(one) > found.most and one[: found.most] == two[: found.most]
+        swapped = exchanged(layout, prompt, other)
+        assert len(swapped) >= len(prompt.ids) - layout.blocks[0] and swapped != prompt.ids
+    assert 0 not in inside and (len(inside) >= 3 or layout.blocks[-1] > 4096)

@@ -354,7 +354,7 @@ def hold(seed: int, folder: Path) -> Iterator[tuple[str, object]]:
     PlayedReader.complete = False
     since = [batch for batch in session.server.batches if batch.ts > first_seen[0].t0]
     joined = tapped(session, first_seen, since, fresh=False)
-    log = read(folder / "log.jsonl", rows, None)
+    log = read(rows, None)
     of_log = {
         one.name: edges.tally(len(one.prompt), min(edges.seen, len(one.prompt) - 1)).misses
         for one, edges in zip(rows, log.edges, strict=True)

@@ -119,5 +119,5 @@ def _bundle(path: Path | None) -> Bundle | None:
         return bundle
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} is no bundle of kvtune check: {reason(error)}", "kvtune check -o FILE writes one"
+            f"{path} is no bundle of a check: {reason(error)}", "kvtune check -o FILE writes one"
         ) from None

@@ -323,11 +323,13 @@ ALLOWED = {
     "plugin/probe/ring.py": {"unlink"},
     "data/run/folder.py": {"rmdir", "unlink"},
     "lab/sim/simulators.py": {"unlink"},
+    "lab/sim/saved.py": {"unlink"},
     "base/dialogue.py": {"TemporaryFile"},
     "answers/tune/recipes/shelf.py": {"unlink"},
 }
 """Every folder is made by `scratch`, except environments in the user's cache (`environments`) and empty folders.
-Removed files: what a recording kept in case of a kill (record), journals that were read first (experiment), shared
+Removed files: what a recording kept in case of a kill (record), journals that were read first (experiment), saved
+replays that have no space (saved), shared
 memory of this run (launch), what a run file proves to belong to it (folder), the first of two files that this call
 made (shelf), the rest in folders of `scratch`.
 """

@@ -250,7 +250,7 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
 
 
 def _joined(held: list[str] | None, key: str, values: Sequence[str]) -> str:
-    """Return the JSON of a flag with one more of its fields, as `--flag.key value` gives them one by one."""
+    """Return the JSON of a flag with one more of its fields, as `--flag.name` gives them one by one."""
     fields: dict[str, Any] = decode_json(held[0]) if held else {}
     part, (*outer, last) = fields, key.split(".")
     for name in outer:

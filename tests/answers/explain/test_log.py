@@ -217,7 +217,8 @@ def test_json_has_no_text_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.full
 def test_the_mended_log_has_little_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, file = as_tokens(tools_reordered(), tmp_path).path, tmp_path / "mended.jsonl"
+    as_tokens(tools_reordered(), tmp_path)
+    path, file = tmp_path / "ids.jsonl", tmp_path / "mended.jsonl"
     words = [str(path), "--bounds-only"]
     assert explain(*words, "--fail-on", "diverged > 50 %", "--mended", str(file)) == 1
     rows = list(read_log(file))

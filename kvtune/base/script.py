@@ -19,7 +19,7 @@ ASSIGNED = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
 OPERATORS = ";&|<>()\n"
 BEGIN, END = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 LEADING = ("then", "else", "do", "!", "export", "declare", "local", "readonly")
-"""Words that may stand before a command or an assignment."""
+"""Words that may stand before a command or an assignment, with their options."""
 DEPTH = 8
 """How often a value is looked through for variables: defaults hold some, too."""
 MOST_CHARS, MOST_WORDS = 1 << 14, 4096
@@ -59,7 +59,7 @@ def commands(text: str, arguments: Sequence[str] = ()) -> Iterator[list[str]]:
             if token[0] == "#":
                 token = next((each for each in read if "\n" in each), "\n")
             depth += (words[:1] != [] and words[0] in BEGIN) - (words[:1] != [] and words[0] in END)
-            words = list(dropwhile(LEADING.__contains__, words))
+            words = list(dropwhile(lambda word: word in LEADING or word.startswith("-"), words))
             assigned = [ASSIGNED.fullmatch(word) for word in words]
             for name, more, value in (match.groups() for match in assigned if match and all(assigned)):
                 before = values.get(name, "")

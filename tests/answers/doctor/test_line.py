@@ -59,6 +59,8 @@ def test_sixty_lines_are_kept_twenty_of_which_were_held_back() -> None:
         "docker run -it --entrypoint 'vllm serve' vllm/vllm-openai Qwen/Qwen3.8-27B --max-model-len 32768",
         "MODEL=Qwen/Qwen3.8-27B\nLEN=${LEN:-32768}\nvllm serve $MODEL --max-model-len ${LEN}",
         'ARGS=(--max-model-len 32768)\nif [ -n "$X" ]; then\n  ARGS=()\nfi\nvllm serve Qwen/Qwen3.8-27B "${ARGS[@]}"',
+        'A=Qwen/Qwen3.8-27B\nA+=" --max-model-len 32768"\nvllm serve $A',
+        'declare -a A=(--max-model-len 32768)\nexport M=Qwen/Qwen3.8-27B\nvllm serve "$M" "${A[@]}"',
         "bash -lc 'exec vllm serve Qwen/Qwen3.8-27B --max-model-len 32768'",
     ],
 )
@@ -213,6 +215,8 @@ def test_aliases_that_multiply_are_refused_before_they_are_built() -> None:
         "A=${A}${A}\n" * 200 + "vllm serve m $A",
         "A=aa\n" + "A=$A$A\n" * 60 + "vllm serve m $A",
         "${A:-" * 5000 + "}" * 5000 + " vllm serve m",
+        "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 60 + 'vllm serve m "${A[@]}"',
+        "A=xx\n" + 'A+="$A"\n' * 60 + "vllm serve m $A",
         f"A=({'a ' * 5000})\nvllm serve m {'${A[@]} ' * 5000}",
     ],
 )

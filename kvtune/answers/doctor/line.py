@@ -224,12 +224,11 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
             values.append(rest.pop(0))
             if kind != "many":
                 break
-        if name != "model" and any(map(VARIABLE.search, values)):
+        if "." in key or (name != "model" and any(map(VARIABLE.search, values))):
             unknown.append(f"--{name} {' '.join(values)}")
         elif dot or name in SPEC_FLAGS:
             owner = SPECULATION if name in SPEC_FLAGS else name
-            values = [_joined(flags.get(owner), SPEC_FLAGS.get(name, key), values)]
-            flags[owner] = values
+            flags[owner] = [_joined(flags.get(owner, []), SPEC_FLAGS.get(name, key), values)]
         else:
             flags.pop(name, None)
             flags[name] = values
@@ -239,15 +238,14 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
     return LaunchLine(model=model, flags=written, unknown=unknown, form=form)
 
 
-def _joined(held: list[str] | None, key: str, values: Sequence[str]) -> str:
-    """Return the JSON of a flag with one more of its fields, as `--flag.key value` gives them one by one."""
-    fields: dict[str, Any] = decode_json(held[0]) if held else {}
-    part, (*outer, last) = fields, key.split(".")
-    for name in outer:
-        part = part.setdefault(name, {})
-    part[last] = values[0] if values else True
+def _joined(held: Sequence[str], field: str, values: Sequence[str]) -> str:
+    """Return a flag's JSON with one more of its fields, as `--flag.field value` gives them one by one."""
+    fields: dict[str, Any] = {}
+    with suppress(ValueError, TypeError):  # what is held may be no object
+        fields |= decode_json(held[0] if held else "{}")
+    fields[field] = values[0] if values else True
     with suppress(ValueError):
-        part[last] = decode_json(values[0]) if values else True
+        fields[field] = decode_json(values[0]) if values else True
     return json.dumps(fields, separators=(",", ":"))
 
 

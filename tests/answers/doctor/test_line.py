@@ -102,6 +102,15 @@ def test_flags_are_named_as_vllms_parser_names_them() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "words", [["--a", "x"], ["--a", "3"], ["--a", "[1]"], ["--a.b.c", "2"], ["--a" + ".b" * 8000, "1"]]
+)
+def test_a_field_of_what_is_no_object_is_read_alone(words: list[str]) -> None:
+    line = read_line(["vllm", "serve", "M/N", *words, "--a.b", "1"])
+    assert line.flags == ["--a", '{"b":1}']
+    assert line.unknown == ([f"--a {words[1]}"] if "." in words[0] else [])
+
+
 def test_what_only_the_shell_knows_is_named_and_left_out() -> None:
     line = read_line(["vllm", "serve", "M/N", "--max-model-len", "$LEN", "--max-num-seqs", "4"])
     assert line.flags == ["--max-num-seqs", "4"] and line.unknown == ["--max-model-len $LEN"]

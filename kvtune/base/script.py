@@ -53,6 +53,8 @@ def commands(text: str, arguments: Sequence[str] = ()) -> Iterator[list[str]]:
             held = arrays.get(array[1], [])
             arrays[array[1]] = [*held, *items] if array[2] else (held if depth else []) or items
             words.pop()
+        elif re.fullmatch("&?[<>]+&?", token):
+            next(read, "")
         elif not token or token[0] not in OPERATORS + "#":
             words.append(token)
         else:
@@ -68,8 +70,6 @@ def commands(text: str, arguments: Sequence[str] = ()) -> Iterator[list[str]]:
             if words:
                 yield in_place(words, values, arrays)
             words = []
-            if token[0] in "<>":
-                next(read, "")
 
 
 def expanded(text: str, values: Mapping[str, str]) -> str:

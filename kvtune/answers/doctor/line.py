@@ -162,8 +162,6 @@ def _in_yaml(node: Any, name: str, chosen: str) -> Iterator[LaunchLine]:
         variant = (node.get("variants") or {}).get(chosen) or {}
         more = [*_strings(recipe.get("base_args")), *_strings(variant.get("extra_args"))]
         yield _line([variant.get("model_id") or recipe["model_id"], *more], f"recipe {chosen}".strip())
-    elif isinstance(recipe, str) and not name:
-        yield line_of_flags(node, "config file")
     elif isinstance(node, dict):
         for key, value in node.items():
             yield from _in_yaml(value, str(key), chosen)

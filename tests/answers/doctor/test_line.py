@@ -59,6 +59,7 @@ def test_sixty_lines_are_kept_twenty_of_which_were_held_back() -> None:
         "docker run -it --entrypoint 'vllm serve' vllm/vllm-openai Qwen/Qwen3.8-27B --max-model-len 32768",
         "MODEL=Qwen/Qwen3.8-27B\nLEN=${LEN:-32768}\nvllm serve $MODEL --max-model-len ${LEN}",
         'ARGS=(--max-model-len 32768)\nif [ -n "$X" ]; then\n  ARGS=()\nfi\nvllm serve Qwen/Qwen3.8-27B "${ARGS[@]}"',
+        "vllm serve Qwen/Qwen3.8-27B > log 2>&1 --max-model-len 32768 &> other",
         'A=Qwen/Qwen3.8-27B\nA+=" --max-model-len 32768"\nvllm serve $A',
         'declare -a A=(--max-model-len 32768)\nexport M=Qwen/Qwen3.8-27B\nvllm serve "$M" "${A[@]}"',
         "bash -lc 'exec vllm serve Qwen/Qwen3.8-27B --max-model-len 32768'",

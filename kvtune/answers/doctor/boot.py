@@ -46,15 +46,15 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures_in(text: str) -> dict[str, float]:
     """Return the figures that vLLM's messages give, by their names in FIGURES; the first of each."""
-    found = {name: re.search(pattern, text) for name, pattern in FIGURES.items()}
-    return {name: float(match[1].replace(",", "")) for name, match in found.items() if match}
+    matches = {name: re.search(pattern, text) for name, pattern in FIGURES.items()}
+    return {name: float(match[1].replace(",", "")) for name, match in matches.items() if match}
 
 
 def refusal_in(message: str) -> Refusal:
     """Return what vLLM's message says of a pool that holds no request of max_model_len."""
-    said = figures_in(message)
-    needed, held = (round(said.get(name, 0.0) * GIB) for name in ("needed_gib", "held_gib"))
-    return Refusal(needed_bytes=needed, pool_bytes=held, longest=int(said.get("longest", 0)))
+    figures = figures_in(message)
+    needed, held = (round(figures.get(name, 0.0) * GIB) for name in ("needed_gib", "held_gib"))
+    return Refusal(needed_bytes=needed, pool_bytes=held, longest=int(figures.get("longest", 0)))
 
 
 def read_log(path: Path) -> Boot:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import dropwhile, takewhile
 
 from kvtune.base.errors import UsageError
 
@@ -17,12 +17,9 @@ VARIABLE = re.compile(rf"\$(?:(?P<plain>{NAME}|[@*#?0-9])|\{{(?P<braced>[^{{}}$]
 ARRAY = re.compile(rf"\$\{{({NAME})\[[@*]\](?:[-+:][^}}]*)?\}}|\$([@*])")
 ASSIGNED = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
 OPERATORS = ";&|<>()\n"
-BEGIN, END, WITHIN = (
-    ("if", "case", "for", "while", "until"),
-    ("fi", "esac", "done"),
-    ("then", "else", "do", "!"),
-)
-DECLARE = ("export", "declare", "local", "readonly")
+BEGIN, END = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
+LEADING = ("then", "else", "do", "!", "export", "declare", "local", "readonly")
+"""Words that may stand before a command or an assignment, with their options."""
 DEPTH = 8
 """How often a value is looked through for variables: defaults hold some, too."""
 MOST_CHARS, MOST_WORDS = 1 << 14, 4096
@@ -39,61 +36,44 @@ def tokens(text: str) -> list[str]:
     return list(lexer)
 
 
-def commands(
-    text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> Iterator[list[str]]:
+def commands(text: str, arguments: Sequence[str] = ()) -> Iterator[list[str]]:
     """Yield each command's words. `arguments`: what "$@" stands for; ValueError: see `tokens`.
 
     What a condition assigns counts where nothing else has a value.
     """
-    values, arrays = dict(environment or {}), {"@": list(arguments), "*": list(arguments)}
+    values, arrays = dict[str, str](), {"@": list(arguments), "*": list(arguments)}
     words: list[str] = []
     depth = 0
     read = iter([*tokens(text), "\n"])
     for token in read:
         array = re.fullmatch(rf"({NAME})(\+?)=", words[-1]) if words else None
         if array and token.startswith("("):
-            items = [] if ")" in token else _until_closed(read)
-            if array[2] or not (depth and arrays.get(array[1])):
-                arrays[array[1]] = [*(arrays.get(array[1], []) if array[2] else []), *items]
+            inside = () if ")" in token else takewhile(lambda each: not each.startswith(")"), read)
+            items = in_place([each for each in inside if each.strip()], values, arrays)
+            held = arrays.get(array[1], [])
+            arrays[array[1]] = [*held, *items] if array[2] else (held if depth else []) or items
             words.pop()
+        elif re.fullmatch("&?[<>]+&?", token):
+            next(read, "")
         elif not token or token[0] not in OPERATORS + "#":
             words.append(token)
         else:
             if token[0] == "#":
                 token = next((each for each in read if "\n" in each), "\n")
             depth += (words[:1] != [] and words[0] in BEGIN) - (words[:1] != [] and words[0] in END)
-            while words and words[0] in WITHIN:
-                words.pop(0)
-            for name, value in _assignments(words, values).items():
-                values[name] = values.get(name) or value if depth else value
+            words = list(dropwhile(lambda word: word in LEADING or word.startswith("-"), words))
+            assigned = [ASSIGNED.fullmatch(word) for word in words]
+            for name, more, value in (match.groups() for match in assigned if match and all(assigned)):
+                before = values.get(name, "")
+                value = expanded(before + value if more else value, values)
+                values[name] = before or value if depth and not more else value
             if words:
-                command = list(islice(in_place(words, values, arrays), MOST_WORDS + 1))
-                if len(command) > MOST_WORDS:
-                    raise UsageError(f"a command has more than {MOST_WORDS:,} words", "give its line alone")
-                yield command
+                yield in_place(words, values, arrays)
             words = []
-            if token[0] in "<>":
-                next(read, "")
 
 
-def _until_closed(read: Iterator[str]) -> list[str]:
-    items: list[str] = []
-    for token in read:
-        if token.startswith(")"):
-            break
-        items += [token] if token.strip() else []
-    return items
-
-
-def _assignments(words: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return what a command assigns that is nothing but assignments."""
-    matches = [ASSIGNED.fullmatch(word) for word in words[words[:1] != [] and words[0] in DECLARE :]]
-    return {match[1]: expanded(match[3], values)[0] for match in matches if match} if all(matches) else {}
-
-
-def expanded(text: str, values: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the text with its variables in place, by their defaults if need be, and whether all are known."""
+def expanded(text: str, values: Mapping[str, str]) -> str:
+    """Return the text with its variables in place, by their defaults if need be."""
     for _ in range(DEPTH):
         before = text
         length = len(text) + sum(len(_value(match, values)) for match in VARIABLE.finditer(text))
@@ -104,7 +84,7 @@ def expanded(text: str, values: Mapping[str, str]) -> tuple[str, bool]:
         text = VARIABLE.sub(lambda match: _value(match, values), text)
         if text == before:
             break
-    return text, VARIABLE.search(text) is None
+    return text
 
 
 def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
@@ -122,15 +102,18 @@ def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
     return match[0] if given is None else ""
 
 
-def in_place(
-    words: Sequence[str], values: Mapping[str, str], arrays: Mapping[str, Sequence[str]]
-) -> Iterator[str]:
-    """Yield the words with variables and arrays in place. A word that is one variable becomes its value's words."""
+def in_place(words: Sequence[str], values: Mapping[str, str], arrays: Mapping[str, list[str]]) -> list[str]:
+    """Return the words with variables and arrays in place. A word that is one variable becomes its value's words."""
+    placed: list[str] = []
     for word in words:
         array = ARRAY.fullmatch(word)
-        if array and (name := array[1] or array[2]) in arrays:
-            yield from in_place(arrays[name], values, {})
-            continue
-        text, whole = expanded(word, values)
-        split = whole and VARIABLE.fullmatch(word) and not re.search(r"[{\[\"']", text)
-        yield from text.split() if split else [text]
+        text = expanded(word, values)
+        if array and (array[1] or array[2]) in arrays:
+            placed += arrays[array[1] or array[2]]
+        elif VARIABLE.fullmatch(word) and not re.search(r"[{\[\"'$]", text):
+            placed += text.split()
+        else:
+            placed.append(text)
+        if len(placed) > MOST_WORDS:
+            raise UsageError(f"a command has more than {MOST_WORDS:,} words", "give its line alone")
+    return placed

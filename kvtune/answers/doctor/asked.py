@@ -21,8 +21,8 @@ from kvtune.data.platforms import LARGE_GPU, Platform
 from kvtune.lab.setup.platform import engines
 from kvtune.lab.setup.setup import Pool
 
-OF_WORKERS = ("distributed-executor-backend", "enable-expert-parallel", "data-parallel-size")
-"""Flags that spread an engine or its experts over workers: each engine's cache is the same without them."""
+SPREAD = ("data-parallel-size", "enable-expert-parallel")
+"""Flags that spread a model's experts over engines: each engine's cache is the same without them."""
 OF_WEIGHTS = ("quantization", "load-format")
 OWN_DRAFTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Fields of a config whose model has MTP layers."""
@@ -44,12 +44,12 @@ class Asked(NamedTuple):
 
 def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Platform | None) -> Asked:
     """Return what to ask, from what follows `--` (MODEL's flags, or a launch line) or from a server's log."""
-    boot = read_log(log) if log is not None else None
-    if boot is None and (not words or (model is not None and words[0].startswith("-"))):
+    if log is None and (not words or words[0].startswith("-")):
+        if words and model is None:
+            why = "what follows -- is read only with MODEL: flags are for one, a launch line begins with its program"
+            raise UsageError(why, "add MODEL, or leave what follows -- out")
         return Asked(model, words, like)
-    if boot is None and words[0].startswith("-"):
-        why = "what follows -- is read only with MODEL: flags are for one, a launch line begins with its program"
-        raise UsageError(why, "add MODEL, or leave what follows -- out")
+    boot = read_log(log) if log is not None else None
     line = read_line(words) if boot is None else boot.line
     return of_line(line if model else checked(line), model, like, boot)
 
@@ -63,8 +63,8 @@ def of_line(line: LaunchLine, named: str | None, like: Platform | None, boot: Bo
 
     say("line", f"{line.form}: {line.model}{f', vLLM {line.version}' if line.version else ''}")
     flags, others = on_the_list(line.flags)
-    spread = flag_texts(flags).keys() & {"enable-expert-parallel", "data-parallel-size"}
-    for name in OF_WORKERS:
+    spread = [f"--{name}" for name in SPREAD if name in flag_texts(flags)]
+    for name in (*SPREAD, "distributed-executor-backend"):
         flags = with_flag(flags, name, None)
     at_hand = named is None and config_at_hand(line.model, folders=True).fields
     layout = None if named or at_hand else assumed(line.model)
@@ -101,7 +101,7 @@ def of_line(line: LaunchLine, named: str | None, like: Platform | None, boot: Bo
     if unnamed:
         say("device", f"as on {LARGE_GPU.title}, whose memory is not assumed", "--like-device NAME")
     if spread:
-        unknown = f"--{', --'.join(sorted(spread))}: how many of the experts each engine holds is not asked"
+        unknown = f"{', '.join(spread)}: how many of the experts each engine holds is not asked"
     if named is not None:
         unknown = f"{named} stands for {line.model}, whose weights are not known"
     if layout is not None and not layout.weights:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import signal
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvtune.answers.doctor.facts import Facts, Group, GroupKind, Refusal, Visits
+from kvtune.answers.doctor.boot import refusal_in
+from kvtune.answers.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.base.cpu import avx512_bf16
 from kvtune.base.dialogue import Answered, Refused, questions, tell
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import count, percent, size
 from kvtune.data.flags import flag_texts
 from kvtune.data.layout.forms import Form, form_of, lengths
-from kvtune.data.platforms import BY_MEMORY, GIB, Platform
+from kvtune.data.platforms import BY_MEMORY, Platform
 from kvtune.lab.as_if.deferred import defer
 from kvtune.lab.device.blocks import Stage, give_pool, layers_of
 from kvtune.lab.setup.setup import Setup
@@ -44,8 +45,6 @@ POOL_BYTES = 4 << 30  # assumed if only a started engine would know it
 MOST_POOL_BYTES = 4 << 40
 TOO_LONG = "max seq len"
 """Part of vLLM's message about a pool that holds no request of max_model_len."""
-MEMORY = re.compile(r"\(?([\d.]+) GiB KV cache is needed.*?\(([\d.]+) GiB\)", re.DOTALL)
-FITS = re.compile(r"estimated maximum model length is (\d+)")
 SUFFIX_TOKENS = 64
 VISITS = 4
 
@@ -106,7 +105,7 @@ def facts_of(setup: Setup) -> Facts:
     except ValueError as error:
         if TOO_LONG not in str(error):
             raise
-        refusal = refused(config, stages, str(error))
+        refusal = refusal_in(str(error))
         if why and platform is not None:
             length = count(config.model_config.max_model_len)
             why = f"unknown: beside the weights {platform.title} has no room for a request of {length} tokens"
@@ -117,14 +116,6 @@ def facts_of(setup: Setup) -> Facts:
         why = "" if setup.sizes_pool else f"unknown: {unknown}"
         facts = msgspec.structs.replace(facts, weight_bytes=0)  # those of another model
     return msgspec.structs.replace(facts, pool_why=why, refusal=refusal)
-
-
-def refused(config: Any, stages: Sequence[Stage], message: str) -> Refusal:
-    """Return what vLLM's message says of a pool that holds no request of max_model_len."""
-    memory = MEMORY.search(message)
-    longest = FITS.search(message)
-    needed, available = (round(float(each) * GIB) for each in (memory[1], memory[2])) if memory else (0, 0)
-    return Refusal(needed_bytes=needed, pool_bytes=available, longest=int(longest[1]) if longest else 0)
 
 
 def sized(platform: Platform | None, config: Any, stages: list[Stage]) -> tuple[list[Stage], str]:
@@ -374,11 +365,7 @@ def longest_run(engine: EngineCore, longest: int) -> int:
     """Return the tokens of the longest request that the engine runs alone; 0 if it runs one of `longest` tokens."""
     if runs(engine, longest - ANSWER_TOKENS):
         return 0
-    low, high = 0, longest  # the first runs, the other does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if runs(engine, middle - ANSWER_TOKENS) else (low, middle)
-    return low
+    return bisect_left(range(1, longest), True, key=lambda tokens: not runs(engine, tokens - ANSWER_TOKENS))
 
 
 def _block_layers(kv: Any) -> int:

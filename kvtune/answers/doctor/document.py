@@ -258,24 +258,14 @@ def _visits(report: ModelReport) -> Grid:
 def _bytes(report: ModelReport) -> Section:
     """Return what vLLM reserves for one request of max_model_len, and what flags would free of it."""
     page = report.block_bytes
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for group, alike in groupby(report.groups):
         many = len(list(alike))
         blocks = many * group.request_blocks
-        flying = (
-            many * min(group.request_blocks, report.in_flight_tokens // group.block_tokens)
-            if group.window
-            else 0
-        )
-        rows.append(
-            (
-                (f"{many} x " if many > 1 else "") + group.kind,
-                count(blocks),
-                size(blocks * page),
-                size(flying * page) if flying else "–",
-                size(round(blocks * page * report.pad_share(group))),
-            )
-        )
+        flying = many * min(group.request_blocks, report.in_flight_tokens // group.block_tokens)
+        parts = (blocks * page, flying * page * bool(group.window), blocks * page * report.pad_share(group))
+        sizes = (size(round(part)) if part else "–" for part in parts)
+        rows.append(((f"{many} x " if many > 1 else "") + group.kind, count(blocks), *sizes))
     total = sum(group.request_blocks for group in report.groups) + 1
     rows += [("null block", "1", size(page), "–", "–"), ("all", count(total), size(total * page), "", "")]
     weights = [("weights of a rank", size(report.weight_bytes))] if report.weight_bytes else []

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -25,7 +24,6 @@ from kvtune.base.script import NAME, VARIABLE, commands, expanded, in_place
 from kvtune.data.flags import SHORT, SPECULATION
 
 MOST_BYTES = 1 << 18
-EMPTY: Mapping[str, str] = MappingProxyType({})
 SERVER = re.compile(r"vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$")
 DOCKER = ("docker", "podman", "nerdctl")
 _DOCKER = """
@@ -87,19 +85,17 @@ def _one(lines: Iterable[LaunchLine], where: str) -> LaunchLine:
     return different[0]
 
 
-def _in_text(
-    text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] = EMPTY
-) -> Iterator[LaunchLine]:
+def _in_text(text: str, arguments: Sequence[str] = ()) -> Iterator[LaunchLine]:
     """Yield the launch lines in a shell's text. `arguments`: what its "$@" stands for."""
     try:
-        for words in commands(text, arguments, environment):
+        for words in commands(text, arguments):
             yield from _in_words(words)
     except ValueError as error:
         raise UsageError(f"the launch line cannot be read: {reason(error)}", "close its quotes") from error
 
 
-def _in_words(words: Sequence[str], environment: Mapping[str, str] = EMPTY) -> Iterator[LaunchLine]:
-    """Yield the launch line in one command's words, if it is one. `environment`: the environment of its scripts."""
+def _in_words(words: Sequence[str]) -> Iterator[LaunchLine]:
+    """Yield the launch line in one command's words, if it is one."""
     for number, word in enumerate(words):
         program, rest = Path(word).name, words[number + 1 :]
         script = _script(rest) if program in ("sh", "bash") else None
@@ -110,7 +106,7 @@ def _in_words(words: Sequence[str], environment: Mapping[str, str] = EMPTY) -> I
         elif program in DOCKER and "run" in rest[:3]:
             yield from _in_docker(rest[rest.index("run") + 1 :])
         elif script:
-            yield from _in_text(*script, environment)
+            yield from _in_text(*script)
         else:
             continue
         return
@@ -126,24 +122,22 @@ def _script(words: Sequence[str]) -> tuple[str, list[str]] | None:
 
 def _in_docker(words: Sequence[str]) -> Iterator[LaunchLine]:
     """Yield the line of `docker run`, whose options take a value each, but for its switches."""
-    rest, environment, entry = list(words), dict[str, str](), list[str]()
+    rest, entry = list(words), list[str]()
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         if not equals and option not in DOCKER_SWITCHES and rest:
             value = rest.pop(0)
-        if option in ("-e", "--env"):
-            environment |= dict([value.partition("=")[::2]])
         entry = shlex.split(value) if option == "--entrypoint" else entry
     if rest:
-        yield from _in_image(rest[0], [*entry, *rest[1:]], environment, "docker run")
+        yield from _in_image(rest[0], [*entry, *rest[1:]], {}, "docker run")
 
 
 def _in_image(
     image: str, words: Sequence[str], environment: Mapping[str, str], form: str
 ) -> Iterator[LaunchLine]:
     """Yield the line of a container: its words name a server, or are the flags of the image's own."""
-    words = list(in_place(words, environment, {}))
-    lines = list(_in_words(words, environment))
+    words = in_place(words, environment, {})
+    lines = list(_in_words(words))
     first = words[0] if words else ""
     own = first.startswith("-") or ("/" in first and Path(first).name not in PROGRAMS)
     if not lines and own and "vllm" in image.lower():
@@ -163,15 +157,11 @@ def _in_yaml(node: Any, name: str, chosen: str) -> Iterator[LaunchLine]:
         environment = _environment(node.get("environment") or node.get("env"))
         parts = [part for key in ("entrypoint", "command", "args") for part in _strings(node.get(key))]
         unescaped = [re.sub(rf"\$\(({NAME})\)", r"${\1}", part).replace("$$", "$") for part in parts]
-        yield from _in_image(
-            expanded(node["image"], environment)[0], unescaped, environment, f"service {name}"
-        )
+        yield from _in_image(expanded(node["image"], environment), unescaped, environment, f"service {name}")
     elif isinstance(recipe, dict) and isinstance(recipe.get("model_id"), str):
         variant = (node.get("variants") or {}).get(chosen) or {}
         more = [*_strings(recipe.get("base_args")), *_strings(variant.get("extra_args"))]
         yield _line([variant.get("model_id") or recipe["model_id"], *more], f"recipe {chosen}".strip())
-    elif isinstance(recipe, str) and not name:
-        yield line_of_flags(node, "config file")
     elif isinstance(node, dict):
         for key, value in node.items():
             yield from _in_yaml(value, str(key), chosen)
@@ -196,14 +186,12 @@ def _strings(value: object) -> list[str]:
 
 def _environment(value: object) -> dict[str, str]:
     """Return a container's variables, from a table of them, a list of NAME=VALUE, or one of names and values."""
-    if isinstance(value, dict):
-        return {str(name): str(each) for name, each in value.items() if each is not None}
-    listed = value if isinstance(value, list) else []
-    pairs = [
-        (each.get("name"), each["value"]) for each in listed if isinstance(each, dict) and "value" in each
-    ]
-    pairs += [each.partition("=")[::2] for each in listed if isinstance(each, str) and "=" in each]
-    return {str(name): expanded(str(text), {})[0] for name, text in pairs}
+    if isinstance(value, list):
+        tables = [each for each in value if isinstance(each, dict)]
+        texts = [each.partition("=")[::2] for each in value if isinstance(each, str) and "=" in each]
+        value = {each.get("name"): each.get("value") for each in tables} | dict(texts)
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {str(name): expanded(str(each), {}) for name, each in pairs if each is not None}
 
 
 def serve_flags() -> tuple[dict[str, str], frozenset[str]]:
@@ -234,12 +222,11 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
             values.append(rest.pop(0))
             if kind != "many":
                 break
-        if name != "model" and any(map(VARIABLE.search, values)):
+        if "." in key or (name != "model" and any(map(VARIABLE.search, values))):
             unknown.append(f"--{name} {' '.join(values)}")
         elif dot or name in SPEC_FLAGS:
             owner = SPECULATION if name in SPEC_FLAGS else name
-            values = [_joined(flags.get(owner), SPEC_FLAGS.get(name, key), values)]
-            flags[owner] = values
+            flags[owner] = [_joined(flags.get(owner, []), SPEC_FLAGS.get(name, key), values)]
         else:
             flags.pop(name, None)
             flags[name] = values
@@ -249,15 +236,14 @@ def _line(words: Sequence[str], form: str) -> LaunchLine:
     return LaunchLine(model=model, flags=written, unknown=unknown, form=form)
 
 
-def _joined(held: list[str] | None, key: str, values: Sequence[str]) -> str:
-    """Return the JSON of a flag with one more of its fields, as `--flag.name` gives them one by one."""
-    fields: dict[str, Any] = decode_json(held[0]) if held else {}
-    part, (*outer, last) = fields, key.split(".")
-    for name in outer:
-        part = part.setdefault(name, {})
-    part[last] = values[0] if values else True
+def _joined(held: Sequence[str], field: str, values: Sequence[str]) -> str:
+    """Return a flag's JSON with one more of its fields, as `--flag.name` gives them one by one."""
+    fields: dict[str, Any] = {}
+    with suppress(ValueError, TypeError):  # what is held may be no object
+        fields |= decode_json(held[0] if held else "{}")
+    fields[field] = values[0] if values else True
     with suppress(ValueError):
-        part[last] = decode_json(values[0]) if values else True
+        fields[field] = decode_json(values[0]) if values else True
     return json.dumps(fields, separators=(",", ":"))
 
 

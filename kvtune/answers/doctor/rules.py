@@ -257,29 +257,22 @@ def match_unit_unset(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def start_refused(facts: Facts) -> Iterator[Finding]:
-    if facts.refusal is not None:
-        fits = facts.refusal.longest
-        yield Finding(
-            "error",
-            "start",
-            f"vLLM will refuse: a request of {count(facts.max_model_len)} tokens {facts.refusal.said}",
-            f"--max-model-len {fits}, or more memory for the cache" if fits else "give the cache more memory",
-        )
-
-
 def never_runs(facts: Facts) -> Iterator[Finding]:
-    """Report a pool that starts, although a request of max_model_len does not get through it alone."""
-    if facts.longest_run:
+    """Report a pool that vLLM refuses, or that starts although a request of max_model_len never gets through it."""
+    asked, fits = f"a request of {count(facts.max_model_len)} tokens", facts.longest_run
+    if facts.refusal is not None:
+        fits, text = facts.refusal.longest, f"vLLM will refuse: {asked} {facts.refusal.said}"
+    elif fits:
         held = sum(group.request_blocks for group in facts.groups)
-        yield Finding(
-            "error",
-            "start",
-            f"vLLM starts, and a request of {count(facts.max_model_len)} tokens never ends: {count(held)} blocks are "
-            f"reserved for it, and to compute it takes more than the {count(facts.pool_blocks)} of the pool; alone, a "
-            f"request of up to {count(facts.longest_run)} tokens runs (replayed)",
-            f"--max-model-len {facts.longest_run}, or more memory for the cache",
+        text = (
+            f"vLLM starts, and {asked} never ends: {count(held)} blocks are reserved for it, and to compute it takes "
+            f"more than the {count(facts.pool_blocks)} of the pool; alone, a request of up to {count(fits)} tokens "
+            "runs (replayed)"
         )
+    else:
+        return
+    longest = f"--max-model-len {fits}, or " if fits else ""
+    yield Finding("error", "start", text, f"{longest}more memory for the cache")
 
 
 def pool_too_small(facts: Facts) -> Iterator[Finding]:
@@ -309,7 +302,6 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     retention_below_chunk,
     retention_default,
     match_unit_unset,
-    start_refused,
     never_runs,
     pool_too_small,
 )

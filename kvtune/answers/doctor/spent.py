@@ -5,6 +5,7 @@ Arithmetic on a report's groups by vLLM's rules of reservation; tests compare it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from math import ceil, lcm
 
@@ -60,11 +61,10 @@ def judged(facts: Facts) -> Facts:
     if blocks > needed:  # one block is vLLM's null block
         fit = int(blocks / needed * facts.max_model_len)
         return msgspec.structs.replace(facts, pool_blocks=blocks, pool_bytes=blocks * page, tokens_fit=fit)
-    low, high = 0, facts.max_model_len
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if request_blocks(facts, middle) * page <= given - page else (low, middle)
-    refusal = Refusal(needed_bytes=needed * page, pool_bytes=given - page, longest=low)
+    longest = bisect_right(
+        range(1, facts.max_model_len), given // page - 1, key=lambda tokens: request_blocks(facts, tokens)
+    )
+    refusal = Refusal(needed_bytes=needed * page, pool_bytes=given - page, longest=longest)
     return msgspec.structs.replace(facts, refusal=refusal)
 
 

@@ -240,7 +240,7 @@ def shape_of(
         states=tuple(
             StateTensor(
                 tensor,
-                _drafted(sizes, drafts * (tensor == "conv")),
+                (sizes[0] + drafts * (tensor == "conv"), *sizes[1:]),
                 ELEMENT_BYTES[model_dtype if tensor == "conv" else of_states],
             )
             for tensor, sizes in shapes.items()
@@ -262,10 +262,6 @@ def shape_of(
             fields.source, f"the checkpoint sets its own KV data type (field quantization_config.{own[0]})"
         )
     return shape
-
-
-def _drafted(sizes: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    return (sizes[0] + tokens, *sizes[1:])
 
 
 def _layers(fields: Fields, model_type: str, family: Family) -> tuple[int, int, int]:

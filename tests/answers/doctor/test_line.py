@@ -59,6 +59,9 @@ def test_sixty_lines_are_kept_twenty_of_which_were_held_back() -> None:
         "docker run -it --entrypoint 'vllm serve' vllm/vllm-openai Qwen/Qwen3.8-27B --max-model-len 32768",
         "MODEL=Qwen/Qwen3.8-27B\nLEN=${LEN:-32768}\nvllm serve $MODEL --max-model-len ${LEN}",
         'ARGS=(--max-model-len 32768)\nif [ -n "$X" ]; then\n  ARGS=()\nfi\nvllm serve Qwen/Qwen3.8-27B "${ARGS[@]}"',
+        "vllm serve Qwen/Qwen3.8-27B > log 2>&1 --max-model-len 32768 &> other",
+        'A=Qwen/Qwen3.8-27B\nA+=" --max-model-len 32768"\nvllm serve $A',
+        'declare -a A=(--max-model-len 32768)\nexport M=Qwen/Qwen3.8-27B\nvllm serve "$M" "${A[@]}"',
         "bash -lc 'exec vllm serve Qwen/Qwen3.8-27B --max-model-len 32768'",
     ],
 )
@@ -98,6 +101,15 @@ def test_flags_are_named_as_vllms_parser_names_them() -> None:
     assert line_of_flags({"model": "M/N", "enable_prefix_caching": False}, "log").flags == [
         "--no-enable-prefix-caching"
     ]
+
+
+@pytest.mark.parametrize(
+    "words", [["--a", "x"], ["--a", "3"], ["--a", "[1]"], ["--a.b.c", "2"], ["--a" + ".b" * 8000, "1"]]
+)
+def test_a_field_of_what_is_no_object_is_read_alone(words: list[str]) -> None:
+    line = read_line(["vllm", "serve", "M/N", *words, "--a.b", "1"])
+    assert line.flags == ["--a", '{"b":1}']
+    assert line.unknown == ([f"--a {words[1]}"] if "." in words[0] else [])
 
 
 def test_what_only_the_shell_knows_is_named_and_left_out() -> None:
@@ -213,6 +225,8 @@ def test_aliases_that_multiply_are_refused_before_they_are_built() -> None:
         "A=${A}${A}\n" * 200 + "vllm serve m $A",
         "A=aa\n" + "A=$A$A\n" * 60 + "vllm serve m $A",
         "${A:-" * 5000 + "}" * 5000 + " vllm serve m",
+        "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 60 + 'vllm serve m "${A[@]}"',
+        "A=xx\n" + 'A+="$A"\n' * 60 + "vllm serve m $A",
         f"A=({'a ' * 5000})\nvllm serve m {'${A[@]} ' * 5000}",
     ],
 )

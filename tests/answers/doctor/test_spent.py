@@ -151,6 +151,16 @@ def test_a_log_of_something_else_is_refused(tmp_path: Path) -> None:
         read_log(path)
 
 
+def test_a_logs_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    odd = {"4.99 GiB": "1.2.3 GiB", "302,921 tokens": ", tokens", "131,072 tokens": f"{'9' * 5000} tokens"}
+    text = LOG.replace("131072", "9" * 5000)
+    for written, number in odd.items():
+        text = text.replace(written, number)
+    path.write_text(text, encoding="utf-8")
+    assert read_log(path).figures == {"block": 1568}
+
+
 def test_a_launch_line_is_answered_without_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtune.answers.doctor.environment.installed", lambda name: "")
     flags = "--kv-cache-dtype fp8 --max-model-len 262144 --kv-cache-memory-bytes 8000000000"

@@ -75,7 +75,10 @@ def place(named: str) -> str:
     """Return a version in full, or the path of a folder: two names of one vLLM have one place."""
     if VERSION.fullmatch(named):
         return named if named.count(".") > 1 else f"{named}.0"
-    return str(Path(named).expanduser().resolve())
+    try:
+        return str(Path(named).expanduser().resolve())
+    except (OSError, ValueError, RuntimeError):  # `environment` says what is wrong with it
+        return named
 
 
 def environment(named: str, say: Callable[[str], None]) -> Environment:

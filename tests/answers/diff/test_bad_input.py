@@ -199,3 +199,9 @@ def test_a_list_of_models_has_a_length(
     assert run(["diff", *sides, "--models", str(tmp_path / "models")]) == 2
     err = capsys.readouterr().err
     assert says in err and "\x1b" not in err and len(err) < 400
+
+
+@pytest.mark.parametrize("named", ["~nosuchuser6/x", "a\0b", "x/" * 5000])
+def test_a_name_that_can_be_no_folder_is_refused(named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diff", named, "0.32.0", "tiny-llama"]) == 2
+    assert "is no version of vLLM" in capsys.readouterr().err

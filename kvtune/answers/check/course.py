@@ -40,7 +40,7 @@ _Name = Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")]
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens_details: dict[str, int | None] | None = None
+    prompt_tokens_details: dict[str, Annotated[int, Meta(ge=0)] | None] | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -222,12 +222,13 @@ class Course:
         return made, cached or 0, loaded
 
 
-def _answer(said: _Logprobs) -> Answer:
-    tops = [
-        {int(name.partition(":")[2]): min(0.0, max(LEAST, top[name])) for name in top}
-        for top in said.top_logprobs
-    ]
-    return Answer([int(name.partition(":")[2]) for name in said.tokens], tops)
+def _answer(logprobs: _Logprobs) -> Answer:
+    tops = [{_id(name): min(0.0, max(LEAST, top[name])) for name in top} for top in logprobs.top_logprobs]
+    return Answer([_id(name) for name in logprobs.tokens], tops)
+
+
+def _id(name: str) -> int:
+    return int(name.removeprefix("token_id:"))
 
 
 def _salt() -> str:

@@ -69,5 +69,5 @@ def headline(check: Check) -> str:
         return f"cannot tell: none of {hits} hits is wrong, and {more} more on a path would do (--prompts)"
     if not shown:
         return "cannot tell: no request hit"
-    told = f"{check.exchanged.wrong} of {check.exchanged.hits} prompts with a block exchanged"
-    return f"cannot tell: {told} were told apart; longer answers may (--tokens)"
+    apart = f"{check.exchanged.wrong} of {check.exchanged.hits} prompts with a block exchanged"
+    return f"cannot tell: {apart} were told apart; longer answers may (--tokens)"

@@ -1,17 +1,16 @@
 """The ways to a hit that a server can show: how each is made, and what proves that it was taken. Pure.
 
 A path has a cache_salt of its own: its primers fill the cache, then the prompt is asked, whose cold answer is known.
-What its answer says of cached tokens proves the path: more than `least`, and at most `most`, which the primers left.
+What its answer says of cached tokens proves the path: at least `least`, and at most `most`, which the primers left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 CONSONANTS = "bdfgklmnprstvz"
 LEAST_TOKENS = 400
@@ -32,9 +31,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tier: bool = False
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(NamedTuple):
     number: int
-    ids: Annotated[list[int], Meta(min_length=2 * ENDS)]
+    ids: list[int]
 
 
 COLD = {"null": "cold again", "exchanged": "one block exchanged"}

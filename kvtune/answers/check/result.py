@@ -57,9 +57,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 def answer(course: Course, again: str) -> Check:
     """Judge what was asked. The worst of the paths' verdicts is that of the check."""
     beyond = limit(row.nats for row in course.compared if row.path == "null")
-    told = [row.nats > beyond for row in course.compared if row.path == "exchanged"]
+    exchanges = [row.nats > beyond for row in course.compared if row.path == "exchanged"]
     cold, exchanged, *paths = (
-        _of_path(name, title, course, beyond, sum(told) / max(1, len(told)))
+        _of_path(name, title, course, beyond, sum(exchanges) / max(1, len(exchanges)))
         for name, title in {**COLD, **PATHS}.items()
     )
     return Check(

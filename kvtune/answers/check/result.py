@@ -1,12 +1,15 @@
-"""What `kvtune check` answers: plain data, its `--json`; and the bundle, which another call can run again."""
+"""What `kvtune check` answers: each path judged, and the hits that are wrong."""
 
 from __future__ import annotations
 
 import msgspec
 
-from kvtune.answers.check.common import Common
-from kvtune.answers.check.judge import Answer, Verdict
-from kvtune.answers.check.paths import Layout, Prompt
+from kvtune.answers.check.course import Compared, Course
+from kvtune.answers.check.judge import Verdict, judged, limit, parts_at
+from kvtune.answers.check.paths import COLD, PATHS, Layout, why_not
+from kvtune.data.show.terminal import one_line
+
+ORDER: tuple[Verdict, ...] = ("differs", "cannot tell", "as cold", "not shown")
 
 
 class OfPath(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,21 +20,21 @@ class OfPath(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
-    verdict: Verdict = "not shown"
-    why_not: str = ""
-    asked: int = 0
-    hits: int = 0
-    wrong: int = 0
-    equal: int = 0
-    nats: float = 0.0
-    seen_with: float = 0.0
-    more: int = 0
+    verdict: Verdict
+    why_not: str
+    asked: int
+    hits: int
+    wrong: int
+    equal: int
+    nats: float
+    seen_with: float
+    more: int
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """`cold`: cold answers compared with each other; `exchanged`: answers to prompts with a block of another one.
 
-    `unsalted`: requests with a fresh cache_salt that hit all the same. `bundle`: the file that runs it again.
+    `unsalted`: requests with a fresh cache_salt that hit all the same. `differ`: the wrong hits. `again`: the command.
     """
 
     schema: int = 1
@@ -47,30 +50,51 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     cold: OfPath
     exchanged: OfPath
     paths: list[OfPath]
-    common: list[Common]
-    bundle: str = ""
+    differ: list[Compared]
+    again: str
 
 
-class Compared(msgspec.Struct, frozen=True):
-    """A request's answer beside the cold one. `taken`: it is proved to be a hit of its path. `age`: requests since."""
+def answer(course: Course, again: str) -> Check:
+    """Judge what was asked. The worst of the paths' verdicts is that of the check."""
+    beyond = limit(row.nats for row in course.compared if row.path == "null")
+    exchanges = [row.nats > beyond for row in course.compared if row.path == "exchanged"]
+    cold, exchanged, *paths = (
+        _of_path(name, title, course, beyond, sum(exchanges) / max(1, len(exchanges)))
+        for name, title in {**COLD, **PATHS}.items()
+    )
+    return Check(
+        url=course.server.base,
+        model=one_line(course.model),
+        version=course.server.version(),
+        verdict="differs" if course.unsalted else min((each.verdict for each in paths), key=ORDER.index),
+        requests=course.sent,
+        computed_tokens=course.computed,
+        layout=course.layout,
+        limit_nats=beyond,
+        unsalted=course.unsalted,
+        cold=cold,
+        exchanged=exchanged,
+        paths=paths,
+        differ=[row for row in course.compared if row.path in PATHS and row.taken and row.nats > beyond],
+        again=again,
+    )
 
-    path: str
-    number: int
-    ids: list[int]
-    cold: Answer
-    answer: Answer
-    nats: float
-    taken: bool = True
-    cached: int = 0
-    age: int = 0
 
-
-class Bundle(msgspec.Struct, frozen=True):
-    """`salts`: of the prompts' first cold requests, whose blocks a tier may still have after a restart."""
-
-    kvtune: str
-    tokens: int
-    answer: Check
-    prompts: list[Prompt]
-    salts: list[str]
-    compared: list[Compared]
+def _of_path(name: str, title: str, course: Course, beyond: float, seen: float) -> OfPath:
+    asked = [row for row in course.compared if row.path == name]
+    hits = [row for row in asked if row.taken]
+    wrong = sum(row.nats > beyond for row in hits)
+    verdict, seen_with, more = judged(wrong, len(hits), seen)
+    return OfPath(
+        name=name,
+        title=title,
+        verdict=verdict,
+        why_not=why_not(name, course.layout, course.fill) or ("" if hits else "no request hit like that"),
+        asked=len(asked),
+        hits=len(hits),
+        wrong=wrong,
+        equal=sum(parts_at(row.cold, row.answer) is None for row in hits),
+        nats=max((row.nats for row in hits), default=0.0),
+        seen_with=seen_with,
+        more=more,
+    )

@@ -1,4 +1,4 @@
-"""The judge alone: what a distance is, what is said of so many hits, what wrong hits share by chance."""
+"""The judge alone: what a distance is, what is said of so many hits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from kvtune.answers.check.common import common
 from kvtune.answers.check.judge import Answer, distance, judged, limit
 
 COLD = Answer([1, 2], [{1: -0.5, 3: -1.5}, {2: -0.1, 5: -3.0}])
@@ -60,24 +58,3 @@ def test_a_lost_number_is_far() -> None:
     number = Answer([4, 8, 2], [{4: -1e-4, 7: -9.5}, {8: -1e-3, 1: -7.0}, {2: -1e-3, 3: -7.5}])
     lost = Answer([9, 8, 2], [{9: -0.9, 4: -1.1}, {8: -0.2, 1: -2.0}, {2: -0.1, 3: -3.0}])
     assert distance(number, lost) > 2.0
-
-
-def test_shared_features_are_no_chance() -> None:
-    draw = np.random.default_rng(3)
-    named = 0
-    for _ in range(200):  # of features that decide nothing, none is named
-        hits = [
-            (
-                {"path:": "abcde"[draw.integers(5)], "tokens:": int(draw.integers(40))},
-                bool(draw.random() < 0.1),
-            )
-            for _ in range(120)
-        ]
-        named += bool(common(hits))
-    assert named <= 10
-    hits = [({"path:": "abcde"[n % 5], "tokens:": n}, n >= 100) for n in range(120)]
-    found = common(hits)
-    assert found[0].what == "tokens: at least 100" and (found[0].wrong, found[0].others_wrong) == (20, 0)
-    table = [[20, 0], [0, 100]]
-    exact = stats.fisher_exact(table, alternative="greater").pvalue
-    assert found[0].chance == pytest.approx(exact * (5 + 2 * 119), rel=0.2)

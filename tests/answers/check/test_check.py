@@ -49,9 +49,9 @@ def test_noise_is_no_fault(noise: float, seed: int, capsys: pytest.CaptureFixtur
 @pytest.mark.full
 @pytest.mark.parametrize("noise", [0.0, 0.03, 0.05])
 def test_a_fault_is_seen_as_often_as_is_said(noise: float, capsys: pytest.CaptureFixture[str]) -> None:
-    """A block of another text in one of ten hits: over the paths of ten runs of other prompts."""
+    """A block of another text in one of ten hits: over the paths of thirty runs of other prompts."""
     seen, said = [], []
-    for seed in range(10):
+    for seed in range(30):
         toy = Toy(noise, seed=seed)
         toy.wrong = lambda hit, toy=toy: toy.draw.random() < 0.1
         _, answer = check(toy, capsys, "--prompts", "12", "--seed", str(seed))

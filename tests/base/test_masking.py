@@ -333,8 +333,8 @@ QUICK = {
     "recipe": [["recipe", "list"], ["recipe", "show", "tiny-llama-cpu"]],
     "watch": [["watch", "{url}", "--once", "--seconds", "0.1", "--header", "X-Api-Key: {key}"]],
 }
-SLOW = {"tap", "profile", "sweep", "tune", "capacity", "explain", "doctor", "diff"}
-"""These start an engine or a simulator, load vLLM, or wait for requests (tap: tests/servers/tap/test_command.py)."""
+SLOW = {"tap", "check", "profile", "sweep", "tune", "capacity", "explain", "doctor", "diff"}
+"""These start an engine or a simulator, load vLLM, ask a server for answers, or wait for requests (tap: tests/servers/tap/test_command.py)."""
 SHORT_KEYS = ("1", "true", "null", "1084", "kvtune", "token")
 
 

@@ -37,6 +37,7 @@ AGENTS = "agents:context=100,tools=20,output=8,turns=3,different=4,hours=0.01"
 CHILDLESS = (
     "explain-log log.jsonl --bounds-only",
     f"watch {SERVER} --once",
+    f"check {SERVER} --yes",
     f"record {SERVER} --seconds 1 -o recorded.kvrun",
     f"tap {SERVER} --seconds 1 --listen 0 -o tapped.jsonl",
     f"bounds {LOAD}",

@@ -334,7 +334,7 @@ QUICK = {
     "watch": [["watch", "{url}", "--once", "--seconds", "0.1", "--header", "X-Api-Key: {key}"]],
 }
 SLOW = {"tap", "check", "profile", "sweep", "tune", "capacity", "explain", "doctor", "diff"}
-"""These start an engine or a simulator, load vLLM, ask a server for answers, or wait for requests (tap: tests/servers/tap/test_command.py)."""
+"""These start an engine or a simulator, load vLLM, ask a server, or wait for requests (tap: tests/servers/tap)."""
 SHORT_KEYS = ("1", "true", "null", "1084", "kvtune", "token")
 
 

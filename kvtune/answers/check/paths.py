@@ -1,6 +1,6 @@
 """The ways to a hit that a server can show: how each is made, and what proves that it was taken. Pure.
 
-A path has a cache_salt of its own: its primers fill the cache, then the prompt is asked, whose cold answer is known.
+Each path has another cache_salt. Its primers fill the cache, then the prompt is asked, whose cold answer is known.
 What its answer says of cached tokens proves the path: at least `least`, and at most `most`, which the primers left.
 """
 
@@ -56,7 +56,7 @@ FILLED = ("full", *TIER)
 class Way(NamedTuple):
     """A path of one prompt. `later`: primers after the cache was cleared. `turn`: the primer's answer is part of it.
 
-    `ids`: what is asked instead of the prompt.
+    `ids`: the tokens that are sent, if they are not the prompt.
     """
 
     primers: Sequence[Sequence[int]] = ()

@@ -121,7 +121,7 @@ def _script(words: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def _in_docker(words: Sequence[str]) -> Iterator[LaunchLine]:
-    """Yield the line of `docker run`, whose options take a value each, but for its switches."""
+    """Yield the line of `docker run`. Each of its options takes one value, except the switches."""
     rest, entry = list(words), list[str]()
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")

@@ -195,5 +195,5 @@ def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Pla
 
 
 def _first(marks: Marked) -> int:
-    """Return the first place that is marked; the end if none is."""
+    """Return the first marked place, or the end."""
     return int(marks.argmax()) if marks.any() else len(marks)

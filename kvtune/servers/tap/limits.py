@@ -24,7 +24,7 @@ def limit_memory() -> None:
 
 
 class Latest(OrderedDict[Key, Value]):
-    """Keeps the entries that were set last, at most so many."""
+    """Keeps the entries that were set last, up to a number."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -176,7 +176,7 @@ class Client:
     ) -> list[Taken | KvtuneError]:
         """Ask several questions, AT_ONCE at a time. Return what is `taken` of each answer, by its place, or its error.
 
-        After `whole_s` seconds none is asked or taken any more.
+        After `whole_s` seconds no further question is asked and no answer is taken.
         """
         end = time.monotonic() + whole_s
 

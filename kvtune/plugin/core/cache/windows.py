@@ -44,7 +44,7 @@ SPECS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 
 
 class KeepingGroup(SingleTypeKVCacheManager):  # type: ignore[misc]
-    """vLLM's manager of a group, with a rule of its own for which blocks get a hash. It adds no reference to a block.
+    """A manager of a group that decides itself which blocks get a hash. It adds no reference to a block.
 
     No method uses `super`: after an error in a method that it calls, its class is `stock`, vLLM's own.
     """

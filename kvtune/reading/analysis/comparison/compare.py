@@ -218,7 +218,7 @@ Interval = tuple[float, float]
 
 
 def _judged(m: Measure, a: float | None, b: float | None, interval: Interval | str) -> Figure:
-    """Return the figure with its verdict: better or worse only if the interval excludes zero. A text: why none is."""
+    """Return the figure: better or worse only if `interval` excludes zero. A text says why there is none."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
     if isinstance(interval, str):

@@ -2,8 +2,8 @@
 
 Each command runs as a user's does, in its own process, `--times` times; the least wall and CPU time (with its
 children's) and the memory of its largest process are printed. With `--traces` and `--models`: `capacity` on five
-models, too. With `--tokenizer` and `--kvlint`: `explain-log` beside kvlint (docs/peers.md), by turns: `--only kvlint`,
-or one of its logs, as `--only "kvlint, 3000"`. `--kvtune PATH` names another checkout's command, to compare by turns.
+models, too. With `--tokenizer` and `--kvlint`: `explain-log` beside kvlint, by turns: `--only kvlint`, or one of its
+logs, as `--only "kvlint, 3000"`. `--kvtune PATH` names another checkout's command, to compare by turns.
 """
 
 from __future__ import annotations

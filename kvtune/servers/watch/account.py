@@ -92,8 +92,11 @@ class Account(Cache):
             return
         else:
             prompt = Prompt.opened(stretch, blocks, self.before(stretch, blocks))
+            prompt.gone_s = blocks.tier.age_s(stretch.hashes, blocks.groups, stretch.at)
             if ended is None or stretch.step - ended > GROWING:  # else it goes on with a computed chunk
-                self._load(prompt, blocks.in_tier(stretch.hashes))
+                prompt.hit += (count := blocks.loaded(stretch, prompt.chain))
+                self.tokens["loaded"] += count * prompt.size
+                blocks.tier.asked["loadable"] += count * prompt.size
         if self.others is not None:
             self.others.ask(prompt, stretch)
         prompt.grow(stretch, [other for rank, other in self.blocks.items() if rank != stretch.rank])
@@ -107,12 +110,6 @@ class Account(Cache):
         if not self._ended[prompt.end]:
             del self._ended[prompt.end]
 
-    def _load(self, prompt: Prompt, count: int) -> None:
-        """Count the first blocks of a prompt's first chunk as loaded from a tier."""
-        if count:
-            prompt.hit += count
-            self.tokens["loaded"] += count * prompt.size
-
     def _judge_those(self, whole: Callable[[Prompt], bool]) -> None:
         for prompt in [prompt for prompt in self._open if whole(prompt)]:
             self._close(prompt)
@@ -123,7 +120,11 @@ class Account(Cache):
             self.tokens["answers"] += prompt.size * prompt.singles
             prompt.drop_singles()
         whole = self.complete and (self.others is None or self.others.known)
-        self.tokens.update(prompt.causes(whole=whole))
+        self.tokens.update(causes := prompt.causes(whole=whole))
+        if (tier := prompt.blocks.tier).stored:
+            causes = prompt.causes(whole=whole, below=True)
+        tier.asked.update(causes)
+        tier.ages_s += [prompt.gone_s] if prompt.gone_s is not None and "evicted_from_both" in causes else []
         if self.others is not None and not prompt.one_held:
             self.others.count(prompt)
         if prompt.rooted:

@@ -48,6 +48,8 @@ class Prompt:
     elsewhere: Elsewhere
     tokens: list[bytes]
     singles: int = 0
+    gone_s: tuple[float, float] | None = None
+    """Of the first block that a tier had evicted: how long it was kept, and how long before it was stored."""
     compared: bool = False
     differs: Difference | None = None
     """Where it differs from the nearest known prompt, once it was `compared`."""
@@ -133,15 +135,16 @@ class Prompt:
         """Whether it computed one block, which was held: that of its last token."""
         return self.held[0] - self.hit == 1 == len(self.chain) - self.hit
 
-    def causes(self, *, whole: bool) -> dict[str, int]:
-        """Return the tokens that it computed by cause. `whole`: all that was computed before it is known."""
+    def causes(self, *, whole: bool, below: bool = False) -> dict[str, int]:
+        """Return the tokens that it computed by cause, or by what tiers `below` had; `whole`: all before is known."""
         live, reset, kept = self.held
-        edges = [
-            ("last_token" if self.one_held else "computed_twice", live),
-            ("reset", reset),
-            ("evicted", kept),
-        ]
-        edges += [("not_retained", self.seen), ("other_engine", self.on_ranks_until)]
+        edges = [("last_token" if self.one_held else "computed_twice", live)]
+        if below:
+            lower = self.blocks.lower(self.states[self.hit : self.seen])
+            edges += [*((cause, self.hit + count) for cause, count in lower), ("never_stored", self.seen)]
+        else:
+            edges += [("reset", reset), ("evicted", kept), ("not_retained", self.seen)]
+        edges += [("other_engine", self.on_ranks_until)]
         edges += [(OTHER_REPLICA, self.known_until), ("other_salt", self._salted_until())]
         upto = accumulate((edge for _, edge in edges), max)
         rising = [(cause, edge) for (cause, _), edge in zip(edges, upto, strict=True)]

@@ -93,8 +93,9 @@ class Account(Cache):
         else:
             prompt = Prompt.opened(stretch, blocks, self.before(stretch, blocks))
             prompt.gone_s = blocks.tier.age_s(stretch.hashes, blocks.groups, stretch.at)
-            if ended is None or stretch.step - ended > GROWING:  # else it goes on with a computed chunk
-                prompt.hit += (count := blocks.loaded(stretch, prompt.chain))
+            follows = ended is not None and stretch.step - ended <= GROWING  # a computed chunk
+            if not follows and (count := blocks.loaded(stretch, prompt.chain)):
+                prompt.hit += count
                 self.tokens["loaded"] += count * prompt.size
                 blocks.tier.asked["loadable"] += count * prompt.size
         if self.others is not None:

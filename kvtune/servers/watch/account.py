@@ -122,10 +122,8 @@ class Account(Cache):
             prompt.drop_singles()
         whole = self.complete and (self.others is None or self.others.known)
         self.tokens.update(causes := prompt.causes(whole=whole))
-        if (tier := prompt.blocks.tier).stored:
-            causes = prompt.causes(whole=whole, below=True)
-        tier.asked.update(causes)
-        tier.ages_s += [prompt.gone_s] if prompt.gone_s is not None and "evicted_from_both" in causes else []
+        tier = prompt.blocks.tier
+        tier.count(prompt.causes(whole=whole, below=True) if tier.stored else causes, prompt.gone_s)
         if self.others is not None and not prompt.one_held:
             self.others.count(prompt)
         if prompt.rooted:

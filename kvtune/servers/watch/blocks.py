@@ -346,19 +346,12 @@ class Blocks:
             count *= self.reach([state.held for state in states]) <= len(before)
         return count
 
-    def lower(self, states: Sequence[State]) -> list[tuple[str, int]]:
-        """Return up to which of these blocks tiers had what a prompt needs, by what became of it."""
-        live, ever = (
-            self.reach([each.below for each in states]),
-            self.reach([each.ever_below for each in states]),
-        )
+    def lower(self, states: Sequence[State]) -> tuple[int, int, int, int]:
+        """Return up to which of these blocks each of LOWER holds; the third: all but windows and states was stored."""
+        live, ever = self.reach([one.below for one in states]), self.reach([one.ever_below for one in states])
         whole = sum(1 << number for number, group in self.groups.items() if not group.needs())
-        parts = [each.ever_below & whole == whole != 0 for each in states]
-        return [
-            ("loadable", live),
-            ("evicted_from_both", ever),
-            ("window_not_stored", [*parts, False].index(False)),
-        ]
+        parts = [one.ever_below & whole == whole != 0 for one in states]
+        return live, ever, [*parts, False].index(False), len(states)
 
     def _let_go(self, name: Hash) -> None:
         self._gone[name] = None

@@ -30,7 +30,7 @@ DIFFERENCES = (
     *(Column(head) for head in ("differs at token", "times", "new tokens", "prefix")),
     Column("text", right=False, folds=True),
 )
-TIER = ("stored", "blocks of a group", "kept of them", "tokens asked for", "loadable", "loaded")
+TIER = ("stored", "blocks of a group", "kept now", "tokens asked for", "loadable", "loaded")
 
 
 SERVERS = (

@@ -22,6 +22,7 @@ from kvtune.servers.watch.blocks import UNKNOWN, Blocks, State, Stretch, seen_of
 from kvtune.servers.watch.elsewhere import Elsewhere
 from kvtune.servers.watch.events import Hash
 from kvtune.servers.watch.lists import Difference, difference
+from kvtune.servers.watch.tier import LOWER
 
 GROWING = 2
 """Most steps between two chunks of one prompt: what follows after a longer pause is another prompt."""
@@ -49,7 +50,7 @@ class Prompt:
     tokens: list[bytes]
     singles: int = 0
     gone_s: tuple[float, float] | None = None
-    """Of the first block that a tier had evicted: how long it was kept, and how long before it was stored."""
+    """How long a tier kept the first block that it had evicted, and how long before it had been stored."""
     compared: bool = False
     differs: Difference | None = None
     """Where it differs from the nearest known prompt, once it was `compared`."""
@@ -141,7 +142,7 @@ class Prompt:
         edges = [("last_token" if self.one_held else "computed_twice", live)]
         if below:
             lower = self.blocks.lower(self.states[self.hit : self.seen])
-            edges += [*((cause, self.hit + count) for cause, count in lower), ("never_stored", self.seen)]
+            edges += [(cause, self.hit + count) for cause, count in zip(LOWER, lower, strict=True)]
         else:
             edges += [("reset", reset), ("evicted", kept), ("not_retained", self.seen)]
         edges += [("other_engine", self.on_ranks_until)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,6 +16,8 @@ from kvtune.servers.watch.metrics import STORED, Scrape
 
 REMEMBERED = 200_000
 """Most blocks that are remembered after the last tier evicted them."""
+LOWER = ("loadable", "evicted_from_both", "window_not_stored", "never_stored")
+"""What a tier had of a prompt, in the order of its tokens."""
 TOLD = 3
 """Most reasons that a verdict tells."""
 
@@ -25,9 +27,8 @@ class Tier:
     """The tiers of a rank. A block of each group, by its hash and the group: of those that a tier holds, `held` has how
     many do, and when the first stored it; of the others `gone` has that, and when the last evicted it.
 
-    `kinds`: of the pool's groups. `stored`: blocks by group. `asked`: tokens beyond the hits in the pool, that were
-    `loadable`, or why not. `ages_s`: of evicted blocks that were asked for, how long they were kept, and how long
-    before they had been stored.
+    `kinds`: of the pool's groups. `stored`: blocks by group. `asked`: tokens beyond the hits in the pool, by LOWER or
+    cause. `ages_s`: of evicted blocks that were asked for, how long they were kept, and how long ago they were stored.
     """
 
     held: dict[tuple[Hash, int], tuple[int, float]] = field(default_factory=dict)
@@ -49,6 +50,11 @@ class Tier:
                 self.gone[name, group] = since, time_s
         while len(self.gone) > REMEMBERED:
             self.gone.popitem(last=False)
+
+    def count(self, tokens: Mapping[str, int], age_s: tuple[float, float] | None) -> None:
+        """Count what was `asked` of it for a prompt; `age_s`: as `age_s` returned."""
+        self.asked.update(tokens)
+        self.ages_s += [age_s] if age_s is not None and LOWER[1] in tokens else []
 
     def masks(self, name: Hash | None, groups: Iterable[int]) -> tuple[int, int]:
         """Return the groups of which a tier holds this block, and of which one ever held it, as bits."""
@@ -80,7 +86,7 @@ class TierUse(msgspec.Struct, frozen=True):
 
 
 def use(tiers: Sequence[Tier], last: Scrape, *, complete: bool) -> TierUse | None:
-    """Return what came of each rank's tiers; None without any. `complete`: all events since the start were read."""
+    """Return what came of each rank's tiers; None without any. `complete`: events tell all that they gave."""
     stored = sum((tier.stored for tier in tiers), Counter[int]())
     rest = sum((tier.asked for tier in tiers), Counter[str]())
     asked, loaded = (int(last.get(f"external_prefix_cache_{name}") or 0) for name in ("queries", "hits"))
@@ -93,7 +99,7 @@ def use(tiers: Sequence[Tier], last: Scrape, *, complete: bool) -> TierUse | Non
             made,
             stored_blocks=stored.total(),
             kept_blocks=sum(len(tier.held) for tier in tiers),
-            loadable_tokens=rest.pop("loadable", 0),
+            loadable_tokens=rest.pop(LOWER[0], 0),
             rest=dict(rest),
             evicted_s=(ages_s[0], ages_s[1]) if ages_s else None,
         )
@@ -108,12 +114,12 @@ def _verdict(made: TierUse, last: Scrape, never: Sequence[str]) -> Iterator[str]
     time = "" if last.started is None else f" in {ms(1000 * (last.at - last.started))}"
     yield f"{stored}loaded {count(made.loaded_tokens)} of {count(made.asked_tokens)} tokens that were asked for{time}"
     for why in sorted(made.rest, key=lambda why: -made.rest[why])[:TOLD]:
-        more = f": {', '.join(never)} never is" if never and why == "window_not_stored" else ""
-        if why == "evicted_from_both" and made.evicted_s is not None:
+        more = f": {', '.join(never)} never is" if never and why == LOWER[2] else ""
+        if why == LOWER[1] and made.evicted_s is not None:
             kept, again = (ms(1000 * age_s) for age_s in made.evicted_s)
             more = f", {kept} after it was stored, and asked for again after {again}"
         yield f"{percent(made.rest[why], made.asked_tokens)} {cause_title(why)}{more}"
     if made.stored_blocks is None:
-        yield "not published: all events of the tier since the server's start"
+        yield "not known: what it holds, as its events are missing or are not all that was loaded"
     if made.stored_bytes is None and made.stored_blocks:
         yield f"not published: vllm:{STORED}_total"

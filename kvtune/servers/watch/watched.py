@@ -414,7 +414,7 @@ class Watched:
             restarts=self.restarts,
             notes=self._notes(events, last),
             served=served(last),
-            tier=use([blocks.tier for blocks in ranks], last, complete=self._complete()),
+            tier=use([blocks.tier for blocks in ranks], last, complete=self.told and self._complete()),
             differences=[self._difference(point) for point in points] if self.with_text else [],
             **self._beside(short, events),
         )

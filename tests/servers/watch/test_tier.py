@@ -123,7 +123,7 @@ def test_a_verdict_names_the_group_that_is_never_stored_and_what_is_not_publishe
         "group 1 (mamba) never is; 25.0 % never seen before; not published: vllm:kv_offload_store_bytes_total"
     )
     assert (silent.stored_blocks, silent.loadable_tokens, silent.rest) == (None, None, {})
-    assert "not published: all events of the tier" in silent.verdict
+    assert "not known: what it holds" in silent.verdict
     both = tier_of(0)
     both.add(stored([2], None, group=1, **BELOW), 2.0)
     made = said([both], **{STORED: 2048.0})

@@ -348,10 +348,10 @@ class Blocks:
 
     def lower(self, states: Sequence[State]) -> tuple[int, int, int, int]:
         """Return up to which of these blocks each of LOWER holds; the third: all but windows and states was stored."""
-        live, ever = self.reach([one.below for one in states]), self.reach([one.ever_below for one in states])
+        held, ever = [state.below for state in states], [state.ever_below for state in states]
         whole = sum(1 << number for number, group in self.groups.items() if not group.needs())
-        parts = [one.ever_below & whole == whole != 0 for one in states]
-        return live, ever, [*parts, False].index(False), len(states)
+        parts = [mask & whole == whole != 0 for mask in ever]
+        return self.reach(held), self.reach(ever), [*parts, False].index(False), len(states)
 
     def _let_go(self, name: Hash) -> None:
         self._gone[name] = None

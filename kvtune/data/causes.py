@@ -102,7 +102,7 @@ CAUSES: dict[str, Cause] = {
         ),
         _kept_no_more(
             "never_stored",
-            "evicted, never stored in host memory",
+            "never stored in host memory",
             "evicted; never offered to host memory (answers), or not admitted there",
             "tier",
             "storing",
@@ -123,7 +123,7 @@ CAUSES: dict[str, Cause] = {
         ),
         _kept_no_more(
             "window_not_stored",
-            "evicted, window or state not stored",
+            "window or state not stored in host memory",
             "evicted; vLLM did not store this window or state: a retention interval keeps more",
             "tier",
             "storing windows",

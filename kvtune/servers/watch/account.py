@@ -92,8 +92,12 @@ class Account(Cache):
             return
         else:
             prompt = Prompt.opened(stretch, blocks, self.before(stretch, blocks))
-            if ended is None or stretch.step - ended > GROWING:  # else it goes on with a computed chunk
-                self._load(prompt, blocks.in_tier(stretch.hashes))
+            prompt.gone_s = blocks.tier.age_s(stretch.hashes, blocks.groups, stretch.at)
+            follows = ended is not None and stretch.step - ended <= GROWING  # a computed chunk
+            if not follows and (count := blocks.loaded(stretch, prompt.chain)):
+                prompt.hit += count
+                self.tokens["loaded"] += count * prompt.size
+                blocks.tier.asked["loadable"] += count * prompt.size
         if self.others is not None:
             self.others.ask(prompt, stretch)
         prompt.grow(stretch, [other for rank, other in self.blocks.items() if rank != stretch.rank])
@@ -107,12 +111,6 @@ class Account(Cache):
         if not self._ended[prompt.end]:
             del self._ended[prompt.end]
 
-    def _load(self, prompt: Prompt, count: int) -> None:
-        """Count the first blocks of a prompt's first chunk as loaded from a tier."""
-        if count:
-            prompt.hit += count
-            self.tokens["loaded"] += count * prompt.size
-
     def _judge_those(self, whole: Callable[[Prompt], bool]) -> None:
         for prompt in [prompt for prompt in self._open if whole(prompt)]:
             self._close(prompt)
@@ -123,7 +121,9 @@ class Account(Cache):
             self.tokens["answers"] += prompt.size * prompt.singles
             prompt.drop_singles()
         whole = self.complete and (self.others is None or self.others.known)
-        self.tokens.update(prompt.causes(whole=whole))
+        self.tokens.update(causes := prompt.causes(whole=whole))
+        tier = prompt.blocks.tier
+        tier.count(prompt.causes(whole=whole, below=True) if tier.stored else causes, prompt.gone_s)
         if self.others is not None and not prompt.one_held:
             self.others.count(prompt)
         if prompt.rooted:

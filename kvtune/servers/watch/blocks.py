@@ -23,6 +23,7 @@ import msgspec
 
 from kvtune.requests.log.token_ids import agreeing, packed
 from kvtune.servers.watch.events import GPU, Batch, Cleared, Hash, Removed, Stored
+from kvtune.servers.watch.tier import Tier
 
 SPAN = 1 << 24
 """Depths between two chains whose beginnings were not seen: no message has so many blocks."""
@@ -112,13 +113,15 @@ class Stretch:
 class State(NamedTuple):
     """What was known of one block at one moment: the groups that held it, as bits (see `Block`), and since which step.
 
-    `step` is NEVER if the block was not known.
+    `step`: NEVER if it was not known. `below`: the groups of which a tier held it; `ever_below`: of which one ever did.
     """
 
     held: int
     reset: int
     kept: int
     step: int
+    below: int = 0
+    ever_below: int = 0
 
 
 @dataclass(slots=True)
@@ -156,10 +159,8 @@ class Blocks:
         """What follows each block."""
         self.roots: dict[Space, After] = {}
         """The blocks that begin the prompts of each space."""
-        self.tier: Counter[Hash] = Counter()
-        """The blocks that tiers below the pool hold, by their own events: how many tiers."""
-        self.tiered = False
-        """Whether a tier's event came."""
+        self.tier = Tier()
+        """The tiers below the pool."""
 
     def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
         """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
@@ -177,7 +178,7 @@ class Blocks:
                 yield stretch
                 self._store(stretch)
         for lower in below:  # what a prompt of this step found below, was there before
-            self._below(lower)
+            self.tier.add(lower, batch.ts)
 
     def filled(self, step: int, size: int) -> bool:
         """Whether a recent step computed so many tokens that it may have cut a prompt into chunks.
@@ -193,6 +194,7 @@ class Blocks:
             if (number := event.group_idx or 0) not in self.groups:
                 kind, window = event.kv_cache_spec_kind or FULL, event.kv_cache_spec_sliding_window
                 self.groups[number] = Group(kind, event.block_size, window)
+                self.tier.kinds[number] = kind
                 self.size = min(group.block_size for group in self.groups.values())
         size = min(event.block_size for event in events)
         whole = [
@@ -201,7 +203,7 @@ class Blocks:
         whole = [e for e in whole if e.block_size == size] or whole
         if not whole:
             return None
-        first = whole[-1]
+        first = max(reversed(whole), key=lambda e: len(e.token_ids))
         size = first.block_size
         text, step = packed(first.token_ids), 4 * size
         pieces = tuple(text[start : start + step] for start in range(0, len(text), step))
@@ -325,24 +327,31 @@ class Blocks:
             if not block.held:
                 self._let_go(name)
 
-    def _below(self, event: Stored | Removed) -> None:
-        self.tiered = True
-        for name in event.block_hashes:
-            self.tier[name] += 1 if isinstance(event, Stored) else -1
-            if self.tier[name] <= 0:
-                del self.tier[name]
-
-    @property
-    def loads_told(self) -> bool:
-        """Whether tiers tell what can be loaded: with windows and states, a tier does not say which it needs."""
-        return self.tiered and all(each.kind == FULL and not each.window for each in self.groups.values())
-
     def in_tier(self, names: Sequence[Hash | None], start: int = 0) -> int:
-        """Return up to which of these blocks of a prompt a tier holds all from block `start` on."""
-        if not self.tier or not self.loads_told:
-            return start
-        held = range(start, len(names))
-        return next((index for index in held if names[index] not in self.tier), len(names))
+        """Return up to which of these blocks of a prompt a tier holds what each group needs, from block `start` on.
+
+        vLLM looks up there what follows the hit in the pool, which has the window before.
+        """
+        masks = [self.tier.masks(name, self.groups)[0] for name in names[start:]] if self.tier.stored else []
+        return start + self.reach(masks)
+
+    def loaded(self, stretch: Stretch, before: Sequence[Hash]) -> int:
+        """Count the first blocks of a prompt's first stretch, after blocks `before`, that were loaded from a tier.
+
+        With windows or states vLLM loads no prompt's last token: a block that the pool holds was computed for it.
+        """
+        count = self.in_tier(stretch.hashes)
+        if count and any(group.needs() for group in self.groups.values()):
+            states = self.states([*before, *stretch.hashes])
+            count *= self.reach([state.held for state in states]) <= len(before)
+        return count
+
+    def lower(self, states: Sequence[State]) -> tuple[int, int, int, int]:
+        """Return up to which of these blocks each of LOWER holds; the third: all but windows and states was stored."""
+        held, ever = [state.below for state in states], [state.ever_below for state in states]
+        whole = sum(1 << number for number, group in self.groups.items() if not group.needs())
+        parts = [mask & whole == whole != 0 for mask in ever]
+        return self.reach(held), self.reach(ever), [*parts, False].index(False), len(states)
 
     def _let_go(self, name: Hash) -> None:
         self._gone[name] = None
@@ -430,9 +439,11 @@ class Blocks:
 
     def states(self, chain: Sequence[Hash]) -> list[State]:
         """Return what is known of the chain's blocks now."""
-        blocks = (self.known.get(name) for name in chain)
+        blocks = map(self.known.get, chain)
+        below = (self.tier.masks(name, self.groups) for name in chain) if self.tier.stored else repeat((0, 0))
         return [
-            State(0, 0, 0, NEVER) if b is None else State(b.held, b.reset, b.kept, b.step) for b in blocks
+            State(0, 0, 0, NEVER, *under) if b is None else State(b.held, b.reset, b.kept, b.step, *under)
+            for b, under in zip(blocks, below, strict=False)
         ]
 
     def reach(self, masks: Sequence[int]) -> int:
@@ -510,10 +521,10 @@ def _together(
 
 
 def _same_stretch(last: Stored, event: Stored) -> bool:
-    return (
-        last.parent_block_hash == event.parent_block_hash
-        and (event.group_idx or 0) > (last.group_idx or 0)
-        and last.session_id == event.session_id
-        and len(last.token_ids) == len(event.token_ids)
-        and last.token_ids == event.token_ids
-    )
+    """Whether two events are of one stretch. Of a loaded one a group with a window has the last blocks alone."""
+    if (event.group_idx or 0) <= (last.group_idx or 0) or last.session_id != event.session_id:
+        return False
+    short, long = sorted((last, event), key=lambda each: len(each.token_ids))
+    same = len(short.token_ids) == len(long.token_ids)
+    ends = long.token_ids[-len(short.token_ids) :] == short.token_ids
+    return ends and (short.parent_block_hash == long.parent_block_hash) == same

@@ -100,8 +100,9 @@ class Cache:
     @property
     def held_bytes(self) -> int:
         """About the memory that the known blocks take."""
-        count = sum(len(blocks.known) + len(blocks.tier) for blocks in self.blocks.values())
-        return sum(blocks.bytes for blocks in self.blocks.values()) + BLOCK_BYTES * count
+        ranks = self.blocks.values()
+        count = sum(len(b.known) + len(b.tier.held) + len(b.tier.gone) for b in ranks)
+        return sum(blocks.bytes for blocks in ranks) + BLOCK_BYTES * count
 
     @property
     def forgotten(self) -> int:
@@ -116,10 +117,8 @@ class Cache:
 
     @property
     def loads_told(self) -> bool:
-        """Whether events tell what was loaded from tiers: all of them since the start, of all ranks."""
-        return (
-            self.complete and bool(self.blocks) and all(blocks.loads_told for blocks in self.blocks.values())
-        )
+        """Whether events tell what was loaded from tiers: all of them since the start."""
+        return self.complete and any(blocks.tier.stored for blocks in self.blocks.values())
 
     def median_age_s(self, since: float) -> float | None:
         """Return the median age of the blocks that were evicted since then; None if there is none."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from kvtune.base.units import count, ms, percent
+from kvtune.base.units import count, ms, percent, size
 from kvtune.data.causes import NOT_KEPT, OTHER_REPLICA, cause_title
 from kvtune.data.run.extras import ServerPrefix, ServerShare, uneven
 from kvtune.data.run.signature import identity
-from kvtune.data.show.parts import Document, Section, grid
+from kvtune.data.show.parts import Document, Section, cell, grid
 from kvtune.data.show.terminal import Column
 from kvtune.data.tally import Tally
 from kvtune.servers.watch.regime import Finding
@@ -30,6 +30,7 @@ DIFFERENCES = (
     *(Column(head) for head in ("differs at token", "times", "new tokens", "prefix")),
     Column("text", right=False, folds=True),
 )
+TIER = ("stored", "blocks of a group", "kept now", "tokens asked for", "loadable", "loaded")
 
 
 SERVERS = (
@@ -138,6 +139,10 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     if shot.regime is not None:
         yield regime_section(shot.regime)
     yield _hits(shot)
+    if (use := shot.tier) is not None:
+        row = [use.stored_blocks, use.kept_blocks, use.asked_tokens, use.loadable_tokens, use.loaded_tokens]
+        cells = [cell(use.stored_bytes, size), *(cell(each, count) for each in row)]
+        yield Section("tier", "The tier below the pool", use.verdict, tables=(grid(TIER, [cells]),))
     yield Section("notes", "Notes", notes=tuple(shot.notes))
     if shot.possible is not None:
         yield Section("possible", "What can hit here", notes=tuple(shot.possible.lines))

@@ -18,6 +18,7 @@ PREFIX = "vllm:"
 LABELS_OF_CACHE = "cache_config_info"
 STARTED = "process_start_time_seconds"
 DRAFTS = "spec_decode_num_drafts"
+STORED = "kv_offload_store_bytes"
 CORE, CORE_SETTINGS = "kvtune_core_active", "kvtune_core_settings"
 """Series of a server that runs kvtune's plugin."""
 CLOCK_S = 0.05
@@ -28,6 +29,7 @@ WANTED = (
     "kv_cache_usage_perc",
     "prefix_cache_",
     "external_prefix_cache_",
+    STORED,
     "prompt_tokens",
     "generation_tokens",
     "num_preemptions",
@@ -88,6 +90,9 @@ class Scrape:
 
     def get(self, name: str) -> float | None:
         return self.values.get(name)
+
+    def whole(self, name: str) -> int | None:
+        return None if (value := self.values.get(name)) is None else int(value)
 
     def number(self, label: str) -> int | None:
         """Return the number of a label of cache_config_info; None if it has none."""

@@ -22,6 +22,7 @@ from kvtune.servers.watch.blocks import UNKNOWN, Blocks, State, Stretch, seen_of
 from kvtune.servers.watch.elsewhere import Elsewhere
 from kvtune.servers.watch.events import Hash
 from kvtune.servers.watch.lists import Difference, difference
+from kvtune.servers.watch.tier import LOWER
 
 GROWING = 2
 """Most steps between two chunks of one prompt: what follows after a longer pause is another prompt."""
@@ -48,6 +49,8 @@ class Prompt:
     elsewhere: Elsewhere
     tokens: list[bytes]
     singles: int = 0
+    gone_s: tuple[float, float] | None = None
+    """How long a tier kept the first block that it had evicted, and how long before it had been stored."""
     compared: bool = False
     differs: Difference | None = None
     """Where it differs from the nearest known prompt, once it was `compared`."""
@@ -133,15 +136,16 @@ class Prompt:
         """Whether it computed one block, which was held: that of its last token."""
         return self.held[0] - self.hit == 1 == len(self.chain) - self.hit
 
-    def causes(self, *, whole: bool) -> dict[str, int]:
-        """Return the tokens that it computed by cause. `whole`: all that was computed before it is known."""
+    def causes(self, *, whole: bool, below: bool = False) -> dict[str, int]:
+        """Return the tokens that it computed by cause, or by what tiers `below` had; `whole`: all before is known."""
         live, reset, kept = self.held
-        edges = [
-            ("last_token" if self.one_held else "computed_twice", live),
-            ("reset", reset),
-            ("evicted", kept),
-        ]
-        edges += [("not_retained", self.seen), ("other_engine", self.on_ranks_until)]
+        edges = [("last_token" if self.one_held else "computed_twice", live)]
+        if below:
+            lower = self.blocks.lower(self.states[self.hit : self.seen])
+            edges += [(cause, self.hit + count) for cause, count in zip(LOWER, lower, strict=True)]
+        else:
+            edges += [("reset", reset), ("evicted", kept), ("not_retained", self.seen)]
+        edges += [("other_engine", self.on_ranks_until)]
         edges += [(OTHER_REPLICA, self.known_until), ("other_salt", self._salted_until())]
         upto = accumulate((edge for _, edge in edges), max)
         rising = [(cause, edge) for (cause, _), edge in zip(edges, upto, strict=True)]

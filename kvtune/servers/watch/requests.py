@@ -152,11 +152,12 @@ class Requests:
             self._fresh.add(received.rank)
         for stretch, blocks in self.cache.stretches(received):
             self._size, self._stored = stretch.block_size, True
-            prefix = b"".join(blocks.known[name].tokens for name in self.cache.before(stretch, blocks))
+            before = self.cache.before(stretch, blocks)
+            prefix = b"".join(blocks.known[name].tokens for name in before)
             if (line := self._owner(prefix, stretch)) is None:
                 continue
             if line.edges is None:
-                line.hit = len(prefix) // 4 + self._size * blocks.in_tier(stretch.hashes)
+                line.hit = len(prefix) // 4 + self._size * blocks.loaded(stretch, before)
                 self._read(line, blocks, stretch.space, stretch.step)
             line.done = len(prefix) // 4 + self._size * len(stretch.hashes)
 

@@ -9,6 +9,7 @@ from kvtune.data.tally import Hits, Tally
 from kvtune.servers.watch.facts import Next
 from kvtune.servers.watch.possible import Possible
 from kvtune.servers.watch.regime import Finding
+from kvtune.servers.watch.tier import TierUse
 
 SHORT_S = 10.0
 LONG_S = 300.0
@@ -96,6 +97,8 @@ class Snapshot(Hits, frozen=True, kw_only=True):
     regime: Finding | None = None
     """What bounds the server, by the looks of the last seconds; None before the second look."""
     possible: Possible | None = None
+    tier: TierUse | None = None
+    """What came of the tier below the pool; None: the server has none."""
     next: list[Next] = []
     """What would tell more, if the server publishes no events."""
 

@@ -42,6 +42,7 @@ from kvtune.servers.watch.snapshot import (
     Snapshot,
     Times,
 )
+from kvtune.servers.watch.tier import use
 from kvtune.servers.watch.totals import HEARD_S, SETTLE_S, Look, Mark, Totals
 
 ASK_S = 0.9
@@ -366,6 +367,7 @@ class Watched:
         short = Between(before.scrape, last)
         events = self.events
         prefixes, points = self._prefixes(), self._points()
+        ranks = self.account.blocks.values()
         return Snapshot(
             url=self.server.base,
             at=last.at,
@@ -373,14 +375,14 @@ class Watched:
             vllm=self.version,
             engines=last.engines,
             events=events,
-            running=_number(last.get("num_requests_running")),
-            waiting=_number(last.get("num_requests_waiting")),
+            running=last.whole("num_requests_running"),
+            waiting=last.whole("num_requests_waiting"),
             waiting_by_reason={name: int(count) for name, count in last.reasons.items() if count},
             pool_use=last.get("kv_cache_usage_perc"),
             pool_blocks=last.blocks,
             block_size=last.block_size,
-            preemptions=_number(last.get("num_preemptions")),
-            requests=_number(last.get("request_success")),
+            preemptions=last.whole("num_preemptions"),
+            requests=last.whole("request_success"),
             query_tokens=int(last.get("prefix_cache_queries") or 0),
             hit_tokens=int(
                 (last.get("prefix_cache_hits") or 0) + (last.get("external_prefix_cache_hits") or 0)
@@ -396,9 +398,7 @@ class Watched:
             if self._heard() and short.seconds > 0
             else None,
             evicted_age_s=self.account.median_age_s(last.at - SHORT_S) if self._heard() else None,
-            cached_blocks=sum(blocks.held() for blocks in self.account.blocks.values())
-            if self._heard()
-            else None,
+            cached_blocks=sum(blocks.held() for blocks in ranks) if self._heard() else None,
             periods=self._periods(),
             prefixes=[row for _, row in prefixes],
             texts={row.first: self._text(root) for root, row in prefixes} if self.with_text else {},
@@ -414,6 +414,7 @@ class Watched:
             restarts=self.restarts,
             notes=self._notes(events, last),
             served=served(last),
+            tier=use([blocks.tier for blocks in ranks], last, complete=self.told and self._complete()),
             differences=[self._difference(point) for point in points] if self.with_text else [],
             **self._beside(short, events),
         )
@@ -592,10 +593,6 @@ def _only_one_line(base: str) -> Iterator[None]:
 def named(name: Hash) -> str:
     """Return a block's short name: the last 8 hex digits of its hash."""
     return f"{name & 0xFFFFFFFF:08x}" if isinstance(name, int) else name[-4:].hex()
-
-
-def _number(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _times(between: Between, name: str) -> Times:

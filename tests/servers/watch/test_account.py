@@ -90,13 +90,15 @@ def test_blocks_that_a_tier_holds_are_hits_here_and_for_another_servers_prompt()
     gone = [Removed([name], "GPU", 0) for name in (1, 2, 3)]
     for events in ([stored([1, 2, 3], None), stored([1, 2], None, **below)], gone, [Removed([9], "CPU", 0)]):
         [*there.stretches(Batch(1.0, events), Evicted())]
-    assert there.loads_told and there.live([1, 2, 3]) == 2 and there.in_tier([3]) == 0
+    assert there.tier.stored and there.live([1, 2, 3]) == 2 and there.in_tier([3]) == 0
     elsewhere = Elsewhere(2.0, [])
     for stretch in here.stretches(Batch(2.0, [stored([1, 2, 3], None)]), Evicted()):
         elsewhere.add([], b"", stretch, [(there, True)])
     assert elsewhere.held == elsewhere.most_held == 8
     [*there.stretches(Batch(3.0, [stored([7], None, group=1, kv_cache_spec_sliding_window=8)]), Evicted())]
-    assert not there.loads_told and there.live([1, 2, 3]) == 0, "with windows nobody knows what a tier needs"
+    assert there.live([1, 2, 3]) == 0, "of the window no tier has a block"
+    [*there.stretches(Batch(4.0, [stored([1, 2], None, group=1, **below)]), Evicted())]
+    assert there.live([1, 2, 3]) == 2 and there.live([2, 3]) == 1
 
 
 def test_a_chunk_that_goes_on_is_computed_though_a_tier_holds_its_blocks() -> None:

@@ -347,10 +347,10 @@ def _tier(tier: Tier, report: ModelReport) -> Section:
     for each in tier.prompts:
         loads = (cell(tokens, count) for tokens in (each.again, each.turn, each.shared))
         times = (ms(1e3 * seconds) for seconds in (each.load_s, each.compute_s))
-        rows.append(
-            (f"{count(each.tokens)} tokens", count(sum(each.blocks)), count(each.fit), *loads, *times)
-        )
+        holds = (count(sum(each.blocks)), count(each.fit))
+        rows.append((f"{count(each.tokens)} tokens", *holds, *loads, *times))
     heads = ("a prompt of", "blocks", "fit", "sent again", "next turn", "shared", "to load", "to compute")
+    quicker = f"from {count(tier.break_even)} tokens on" if tier.break_even else "at no length"
     every = f", and every {count(report.retention)} tokens" if report.retention else ""
     kinds = dict.fromkeys(group.kind for group in report.groups if group.cached)
     fits = "" if len(kinds) == 1 and 256 % report.block_tokens == 0 else ": unknown for such blocks or groups"
@@ -363,17 +363,14 @@ def _tier(tier: Tier, report: ModelReport) -> Section:
         facts=(
             (
                 "mapped",
-                f"{size(tier.mapped_bytes)} by {tier.ranks} ranks: {count(tier.blocks)} blocks of any group",
+                f"{size(tier.mapped_bytes)} by all ranks: {count(tier.blocks)} blocks, each of any group",
             ),
             ("on ROCm, in 0.26", f"{size(tier.rounded_bytes)}: each tensor is pinned as a power of two"),
-            (
-                "with SimpleCPU",
-                f"{size(tier.simple_bytes)}; answers are stored, too; it loads what the pool would hit",
-            ),
+            ("with SimpleCPU", f"{size(tier.simple_bytes)}; loads what the pool would hit, answers too"),
             ("with LMCache", f"chunks of 256 tokens{fits}"),
             ("with Mooncake", "what retention keeps, and no state of an answer (vllm#56972)"),
             *((f"stored of {kind}", STORED[kind] + every * (kind != "full attention")) for kind in kinds),
-            ("quicker from", f"{count(tier.break_even)} tokens (25 GiB/s, 12 µs to compute one: assumed)"),
+            ("quicker", f"{quicker}, at assumed 25 GiB/s for a rank and 12 µs to compute a token"),
         ),
     )
 

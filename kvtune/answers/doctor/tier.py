@@ -12,6 +12,7 @@ from math import ceil, lcm
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvtune.answers.doctor.facts import Group, ModelFacts
 from kvtune.answers.doctor.finding import Finding
@@ -63,7 +64,7 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class Rules(NamedTuple):
-    """`groups`: those that are cached, full attention first; a state is a window of one token.
+    """`groups`: those that are cached, full attention first; a state is a window of one token. `drafts`: tokens are.
 
     `align`: hits end at its multiples; 0: at no common one. `unit`: a multiple of each group's block.
     """
@@ -72,6 +73,7 @@ class Rules(NamedTuple):
     align: int
     unit: int
     retention: int
+    drafts: bool
 
     @classmethod
     def of(cls, report: ModelFacts) -> Rules:
@@ -79,41 +81,38 @@ class Rules(NamedTuple):
         cached = [group for group in report.groups if group.cached]
         odd = {f"{group.kind} groups" for group in cached} - MIRRORED
         odd |= report.given.keys() & {"decode-context-parallel-size", "prefill-context-parallel-size"}
-        if (
-            odd
-            or not cached
-            or report.match_unit
-            or report.retention is None
-            or report.state_mode not in ("", "align")
-        ):
-            what = ", ".join(sorted(odd)) or "--prefix-match-unit, dense retention or this --mamba-cache-mode"
+        odd |= {"no cached group"} - {"no cached group" for _ in cached}
+        odd |= {f"states of mode {report.state_mode}"} - {"states of mode ", "states of mode align"}
+        if odd or report.match_unit or report.retention is None:
+            what = ", ".join(sorted(odd)) or "--prefix-match-unit or dense retention"
             raise UsageError(f"--tier: what it stores is not known with {what}", "leave it out")
-        cached = [msgspec.structs.replace(g, window=g.window or int(g.kind == "state")) for g in cached]
+        # annotate_eagle_groups: the connector knows a drafter's group only by MTP's or DSpark's last layer.
+        drafts, named = any(g.draft_layers for g in cached), report.given.get("speculative-config", "")
+        known = "mtp" in named or "dspark" in named
+        states: dict[str, int] = {g.kind: 1 for g in cached if g.kind == "state"}
+        windows = [(g, states.get(g.kind, g.window), g.draft_layers * known) for g in cached]
+        cached = [replace(g, window=window, draft_layers=layers) for g, window, layers in windows]
         blocks = {group.block_tokens for group in cached}
         full = {group.block_tokens for group in cached if not group.window} or {max(blocks)}
         align = full.pop() if len(full) == 1 else 0
         if wrong := [g.block_tokens for g in cached if g.window and report.retention % g.block_tokens]:
             text = f"--tier: vLLM refuses --prefix-cache-retention-interval {report.retention} beside it"
             raise UsageError(text, f"a multiple of {wrong[0]}")
-        return cls(sorted(cached, key=lambda g: g.window > 0), align, lcm(*blocks), report.retention)
+        return cls(sorted(cached, key=lambda g: g.window > 0), align, lcm(*blocks), report.retention, drafts)
 
     def stored(self, group: Group, tokens: int) -> Collection[int]:
         """Return the blocks that a prompt leaves which is sent once (_build_store_jobs, reachable_block_mask)."""
         block, draft = group.block_tokens, group.draft_layers > 0
         if group.kind == "state":
             ends = [(tokens - 1) // self.unit * self.unit]
-            if any(other.draft_layers for other in self.groups):  # replay_boundaries: a block less
+            if self.drafts:  # replay_boundaries: a block less
                 ends = [end - self.unit for end in (*ends, tokens // self.unit * self.unit)]
             return {end // block - 1 for end in ends if end > 0}
-        need, segment, step = (
-            ceil((group.window - 1) / block) + draft,
-            self.retention,
-            self.retention or tokens,
-        )
-        dense = not self.align or self.align % block or 0 < segment <= need * block
+        need, step = ceil((group.window - 1) / block) + draft, self.retention or tokens
+        dense = not self.align or self.align % block or 0 < self.retention <= need * block
         if not group.window or dense:
             return range(tokens // block)
-        ends = [*range(step, tokens + segment, step), (tokens - 1) // self.align * self.align]
+        ends = [*range(step, tokens + self.retention, step), (tokens - 1) // self.align * self.align]
         tails = (range(max(0, end // block + draft - need), end // block + draft) for end in ends)
         return {number for tail in tails for number in tail if number < tokens // block}
 

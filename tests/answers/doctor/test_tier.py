@@ -27,7 +27,9 @@ def of_config(model: str, *flags: str) -> ModelReport:
     return ModelReport.of(read_config(model, list(flags), H200))
 
 
-def group(kind: Any, block_tokens: int, page_bytes: int, window: int = 0, layers: int = 1, **more: Any) -> Group:
+def group(
+    kind: Any, block_tokens: int, page_bytes: int, window: int = 0, layers: int = 1, **more: Any
+) -> Group:
     sizes = {"block_tokens": block_tokens, "page_bytes": page_bytes, "used_bytes": page_bytes}
     return Group(kind=kind, layers=layers, window=window, **sizes, **more)
 
@@ -88,7 +90,11 @@ def test_a_tier_no_larger_than_the_pool_is_said_to_repeat_it() -> None:
 
 def test_a_conversation_of_three_kinds_of_groups_takes_the_chunks_that_vllms_metric_counts() -> None:
     """vllm#53902: 36,864 tokens in blocks of 256 with one window of 1,024 and one state are 149 chunks."""
-    groups = group("full attention", 256, BLOCK), group("sliding window", 256, BLOCK, 1024), group("state", 256, BLOCK)
+    groups = (
+        group("full attention", 256, BLOCK),
+        group("sliding window", 256, BLOCK, 1024),
+        group("state", 256, BLOCK),
+    )
     rules = Rules.of(made(*groups, block_bytes=BLOCK))
     assert [len(rules.stored(each, 36_864)) for each in rules.groups] == [144, 4, 1]
 
@@ -131,7 +137,11 @@ def test_a_window_of_a_block_and_a_token_more_never_loads() -> None:
 def test_latent_attention_is_kept_once_for_all_ranks_but_not_over_stages() -> None:
     report = made(group("full attention", 64, 64 * 1152, specs=["MLAAttentionSpec"]), block_bytes=64 * 1152)
     blocks = {}
-    for flags in ({}, {"tensor-parallel-size": "8"}, {"tensor-parallel-size": "4", "pipeline-parallel-size": "2"}):
+    for flags in (
+        {},
+        {"tensor-parallel-size": "8"},
+        {"tensor-parallel-size": "4", "pipeline-parallel-size": "2"},
+    ):
         blocks[len(flags)] = bought(msgspec.structs.replace(report, given=flags), GIB).blocks
     assert blocks[0] == blocks[1] > 7 * blocks[2]
 
@@ -146,13 +156,16 @@ def test_latent_attention_is_kept_once_for_all_ranks_but_not_over_stages() -> No
     ],
 )
 def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    report = made(group("full attention", 16, BLOCK), group("sliding window", 16, BLOCK, 128), block_bytes=BLOCK)
+    report = made(
+        group("full attention", 16, BLOCK), group("sliding window", 16, BLOCK, 128), block_bytes=BLOCK
+    )
     with pytest.raises(UsageError, match=named):
         bought(msgspec.structs.replace(report, **change), GIB)
 
 
 def test_a_launch_lines_tier_is_taken_out_of_its_flags_and_read() -> None:
-    line = "vllm serve Qwen/Qwen3-8B --kv-offloading-size 500 --max-model-len 32768 --tensor-parallel-size 2".split()
+    flags = "--kv-offloading-size 500 --max-model-len 32768 --tensor-parallel-size 2"
+    line = [f"vllm serve Qwen/Qwen3-8B {flags}"]
     asked = with_tier(asked_of(None, line, None, H200), "")
     assert asked.tier == 500 * GIB and "--kv-offloading-size" not in asked.flags and "2" in asked.flags
     assert with_tier(asked_of(None, line, None, H200), "1.5GiB").tier == 3 * GIB // 2
@@ -169,6 +182,12 @@ def test_the_section_says_what_is_stored_of_each_kind_of_group_and_what_is_assum
     report = of_config("qwen3.5-27b", "--prefix-cache-retention-interval", "0")
     tier = bought(report, 500 * GIB)
     text = markdown(document(diagnosed((), (), msgspec.structs.replace(report, tier=tier))))
-    for words in ("one state where a prompt ends", "none of its answer", "25 GiB/s", "assumed", "unknown for such blocks"):
+    for words in (
+        "one state where a prompt ends",
+        "none of its answer",
+        "25 GiB/s",
+        "assumed",
+        "unknown for such blocks",
+    ):
         assert words in text
     assert "| 32,768 tokens | 44 | 237 | 32,144 | 32,144 | 0 |" in text

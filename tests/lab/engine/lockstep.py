@@ -166,6 +166,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "hits": [real.journal.hits.tolist(), simulated.journal.hits.tolist()],
                     "tier_hits": [real.journal.tier_hits.tolist(), simulated.journal.tier_hits.tolist()],
                     "copies": [copied(real), copied(simulated)],
+                    **tier_of(engine),
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "steady_steps": getattr(engine.scheduler, "steady_steps", 0),
                     "computed_twice": [twice(real), twice(simulated)],
@@ -207,6 +208,18 @@ def copied(player: Any) -> dict[str, int]:
     """What a tier of host memory did in the whole case, times aside."""
     names = ("stored_bytes", "loaded_bytes", "loads", "stored_chunks", "reused_chunks", "evicted_chunks")
     return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
+
+
+def tier_of(engine: Any) -> dict[str, int]:
+    """The chunks of the real engine's tier of host memory, and the bytes of its tensors."""
+    connector = engine.scheduler.connector
+    if connector is None:
+        return {}
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    tensors = get_kv_transfer_group().connector_worker.worker._tier
+    chunks = connector.connector_scheduler.manager._num_chunks
+    return {"tier_chunks": chunks, "tier_bytes": sum(tensor.nbytes for tensor in tensors)}
 
 
 QUICK = ("kvtune.plugin.core.cache.quick", "kvtune.lab.sim.fast.runs")

@@ -44,7 +44,7 @@ LAYOUTS: dict[str, tuple[Made, list[str], int, int, tuple[int, ...]]] = {
         8,
         (700, 1024),
     ),
-    "windows and drafts": (lambda folder: drafting("gptoss", "eagle3", folder), FLAGS, 300, 12, (700, 960)),
+    "windows and drafts": (lambda folder: drafting("gptoss", "eagle3", folder), FLAGS, 80, 12, (700, 960)),
 }
 """By layout: the model and its own flags, flags, blocks of the pool, prompts that empty it, lengths of the prompt."""
 

@@ -88,9 +88,9 @@ class Rules(NamedTuple):
             raise UsageError(f"--tier: what it stores is not known with {what}", "leave it out")
         # annotate_eagle_groups: the connector knows a drafter's group only by MTP's or DSpark's last layer.
         drafts, named = any(g.draft_layers for g in cached), report.given.get("speculative-config", "")
-        known = "mtp" in named or "dspark" in named
+        annotated = "mtp" in named or "dspark" in named
         states: dict[str, int] = {g.kind: 1 for g in cached if g.kind == "state"}
-        windows = [(g, states.get(g.kind, g.window), g.draft_layers * known) for g in cached]
+        windows = [(g, states.get(g.kind, g.window), g.draft_layers * annotated) for g in cached]
         cached = [replace(g, window=window, draft_layers=layers) for g, window, layers in windows]
         blocks = {group.block_tokens for group in cached}
         full = {group.block_tokens for group in cached if not group.window} or {max(blocks)}
@@ -116,8 +116,8 @@ class Rules(NamedTuple):
         tails = (range(max(0, end // block + draft - need), end // block + draft) for end in ends)
         return {number for tail in tails for number in tail if number < tokens // block}
 
-    def loaded(self, begun: int, known: int, prompt: int) -> int:
-        """Return the tokens loaded of a prompt that has `known` in common with a stored one of `begun` tokens.
+    def loaded(self, begun: int, common: int, prompt: int) -> int:
+        """Return the tokens loaded of a prompt that has `common` tokens in common with a stored one of `begun` tokens.
 
         _lookup_complete_chunks: full attention's hit, then a window or state of each other group that ends there.
         """
@@ -129,7 +129,7 @@ class Rules(NamedTuple):
             for group, stored in zip(self.groups, kept, strict=True):
                 block, draft = group.block_tokens, group.draft_layers > 0
                 asked = min(ceil(most / block) + draft, prompt // block)
-                end = min(asked, known // block)
+                end = min(asked, common // block)
                 if group.window:  # _sliding_window_lookup, from the right
                     have = {number for number in stored if number < end}
                     need, right = ceil(group.window / block), -min(most, (asked - draft) * block) % block

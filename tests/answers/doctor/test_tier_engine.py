@@ -40,7 +40,7 @@ LAYOUTS: dict[str, tuple[Made, list[str], int, int, tuple[int, ...]]] = {
     "latent": (
         lambda folder: (written("deepseek", folder), ["--max-num-batched-tokens", "2400"]),
         FLAGS,
-        100,
+        300,
         8,
         (700, 1024),
     ),
@@ -79,7 +79,8 @@ def test_bytes_blocks_and_loads_are_the_real_engines(name: str, tmp_path: Path) 
         "args": [*args, "--kv-offloading-size", str(TIER)],
         "cases": cases,
     }
-    results = lockstep(tmp_path, job)["cases"]
+    # vLLM turns prefix caching off for MLA on a CPU, and a simulator's requests have no hashes then.
+    results = lockstep(tmp_path, job | {"real_only": not report.caching})["cases"]
     for case, (stored, loaded, copied) in zip(results, expected, strict=True):
         copies = case["copies"][0]
         assert stored in (None, copies["stored_chunks"]), case["workload"]

@@ -159,6 +159,10 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("a sentence has data", "docs/diff.md", 18),
     ("a sentence has data", "docs/tap.md", 15),
     ("a sentence has data", "docs/tuning.md", 16),
+    ("a tier of host memory before it is bought", "kvtune/answers", 268),
+    ("a tier of host memory before it is bought", "kvtune/cli", 2),
+    ("a tier of host memory before it is bought", "tests", 350),
+    ("a tier of host memory before it is bought", "docs/doctor.md", 69),
 )
 """What came since: the feature's name, its room or page, the lines or words that it adds there; in its own commit."""
 FEATURE, OF_TESTS = 600, 800

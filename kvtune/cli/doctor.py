@@ -25,6 +25,8 @@ class DoctorQuery(Query):
         None, "FILE", When("a log, which has its flags", "flags")
     )("""A server's log: its
         flags are read from it, and its block, pool and refusal are held against the prediction.""")
+    tier: str = option("", "SIZE", *either("for a MODEL's cache", "model flags log"))("""What a tier of host memory of
+        this size for each engine would hold and load: 500GiB.""")
     vllm: bool = option(False, *either("for what vLLM says of a MODEL", "model flags log"))("""Ask vLLM about MODEL,
         and replay when a shared prefix hits. Without it arithmetic answers where it can: for a family that it
         knows, without -w, flags and a GPU's --like-device.""")
@@ -42,7 +44,7 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
 
     A launch line follows `--` as it is: vllm serve .., docker run .., or a file with one.
     """
-    from kvtune.answers.doctor.asked import asked_of
+    from kvtune.answers.doctor.asked import asked_of, with_tier
     from kvtune.answers.doctor.diagnosis import examine
     from kvtune.answers.doctor.document import document
     from kvtune.cli.views.answer import print_answer
@@ -50,7 +52,7 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.requests.loads.spec import build
 
-    about = asked_of(query.model, query.flags, query.log, query.platform)
+    about = with_tier(asked_of(query.model, query.flags, query.log, query.platform), query.tier)
     begin(f"reading this machine{f' and what {about.model} comes to' if about.model else ''}")
     weighed = (
         build(query.workload, tokenizer=tokenizer_of(about.model, about.flags))

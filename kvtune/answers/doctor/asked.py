@@ -13,11 +13,12 @@ from kvtune.answers.doctor.finding import Finding, Level
 from kvtune.answers.doctor.line import LaunchLine, checked, read_line, serve_flags
 from kvtune.base.errors import UsageError, did_you_mean
 from kvtune.data.file_flags import FLAGS, on_the_list
-from kvtune.data.flags import SPECULATION, draft_settings, flag_number, flag_texts, with_flag
+from kvtune.data.flags import SPECULATION, draft_settings, flag_number, flag_texts, flag_value, with_flag
 from kvtune.data.layout.fields import text_config
 from kvtune.data.layout.hub import assumed
 from kvtune.data.layout.model_config import config_at_hand, model_config
 from kvtune.data.platforms import LARGE_GPU, Platform
+from kvtune.lab.setup.offload_flags import GIB, SIZE, tier_given, without_tier
 from kvtune.lab.setup.platform import engines
 from kvtune.lab.setup.setup import Pool
 
@@ -31,7 +32,8 @@ OWN_DRAFTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 class Asked(NamedTuple):
     """What doctor is asked about: a model under flags, on the device of --like-device or this one.
 
-    `pool`: what the flags do not say of it. `findings`: of the launch line. `boot`: a log to compare with.
+    `pool`: what the flags do not say of it. `findings`: of the launch line. `boot`: a log to compare with. `tier`: the
+    bytes of one.
     """
 
     model: str | None
@@ -40,6 +42,22 @@ class Asked(NamedTuple):
     pool: Pool = Pool()
     findings: tuple[Finding, ...] = ()
     boot: Boot | None = None
+    tier: int = 0
+
+
+def with_tier(asked: Asked, tier: str) -> Asked:
+    """Take a tier's flags out, and add its bytes: those of --tier, else those of the flags."""
+    given = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(GiB)?", tier or flag_value(asked.flags, SIZE) or "0")
+    if given is None:
+        raise UsageError(f"--tier {tier!a} is no size of host memory", "for instance 500GiB or 0.5GiB")
+    size_bytes, odd = (
+        int(float(given[1]) * GIB),
+        ", ".join(tier_given(asked.flags).keys() - {"eviction_policy"}),
+    )
+    if odd and size_bytes:
+        unknown = Finding("warning", "tier", f"what it stores with {odd} is not known", "leave it out")
+        asked, size_bytes = asked._replace(findings=(*asked.findings, unknown)), 0
+    return asked._replace(flags=without_tier(asked.flags), tier=size_bytes)
 
 
 def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Platform | None) -> Asked:

@@ -14,9 +14,10 @@ from kvtune.answers.doctor.boot import compared
 from kvtune.answers.doctor.environment import environment
 from kvtune.answers.doctor.finding import LEVELS, Finding, Level
 from kvtune.answers.doctor.model import ModelReport, examine_model
+from kvtune.answers.doctor.tier import tier_findings, tier_of
 from kvtune.answers.states.table import States, states_of
 from kvtune.base.commands import command
-from kvtune.base.errors import EXIT_FAILED, KvtuneError
+from kvtune.base.errors import EXIT_FAILED, KvtuneError, UsageError
 from kvtune.data.layout.models import SHAPES
 from kvtune.lab.lab import LAB, Lab
 from kvtune.lab.setup.setup import Setup
@@ -76,6 +77,13 @@ def examine(
         return diagnosed((*machine, shapes()))
     report, settings = examine_model(model, engine_args, workload, like, ask=ask, pool=about.pool)
     settings = (*about.findings, *(compared(about.boot, report) if about.boot else ()), *settings)
+    if about.tier:
+        try:
+            tier = tier_of(report, report.block_bytes, about.tier)
+            report = msgspec.structs.replace(report, tier=tier)
+            settings = (*settings, *tier_findings(tier, report.pool_blocks))
+        except UsageError as error:
+            settings = (*settings, Finding("warning", "tier", error.message, error.hint))
     if workload is None or not report.hybrid or not report.caching:
         return diagnosed(machine, settings, report)
     try:

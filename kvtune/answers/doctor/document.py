@@ -11,8 +11,9 @@ from kvtune.answers.doctor.facts import Group, Visits
 from kvtune.answers.doctor.finding import Finding, Level
 from kvtune.answers.doctor.model import Floor, ModelReport, block_why, first_hits
 from kvtune.answers.doctor.packing import Layouts
+from kvtune.answers.doctor.tier import Tier
 from kvtune.answers.states.document import section as states_section
-from kvtune.base.units import count, percent, size
+from kvtune.base.units import count, ms, percent, size
 from kvtune.data.layout.forms import Form
 from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Banner, Document, Grid, Section, cell, grid
@@ -84,6 +85,8 @@ def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
             yield _bytes(report)
         if report.idle:
             yield _idle(report)
+        if report.tier is not None:
+            yield _tier(report.tier, report)
         if report.layouts is not None:
             yield _layouts(report.layouts)
         if diagnosis.states is not None:
@@ -326,6 +329,48 @@ def _idle(report: ModelReport) -> Section:
         notes=(
             "running: the most blocks that one takes while it is computed. Running requests take theirs from the idle "
             "conversations, the one that was used longest ago first.",
+        ),
+    )
+
+
+STORED = {
+    "full attention": "every block of a prompt, none of its answer",
+    "sliding window": "the window where a prompt ends",
+    "state": "one state where a prompt ends",
+}
+"""What the native connector stores of a prompt in a group of this kind."""
+
+
+def _tier(tier: Tier, report: ModelReport) -> Section:
+    """Return what a tier holds, what of it loads, and whether that is quicker than computing."""
+    rows = []
+    for each in tier.prompts:
+        loads = (cell(tokens, count) for tokens in (each.again, each.turn, each.shared))
+        times = (ms(1e3 * seconds) for seconds in (each.load_s, each.compute_s))
+        holds = (count(sum(each.blocks)), count(each.fit))
+        rows.append((f"{count(each.tokens)} tokens", *holds, *loads, *times))
+    heads = ("a prompt of", "blocks", "fit", "sent again", "next turn", "shared", "to load", "to compute")
+    quicker = f"from {count(tier.break_even)} tokens on" if tier.break_even else "at no length"
+    every = f", and every {count(report.retention)} tokens" if report.retention else ""
+    kinds = dict.fromkeys(group.kind for group in report.groups if group.cached)
+    fits = "" if len(kinds) == 1 and 256 % report.block_tokens == 0 else ": unknown for such blocks or groups"
+    return Section(
+        "tier",
+        "A tier of host memory",
+        lead=f"{size(tier.size_bytes)} for each engine, by the rules of vLLM 0.32's native connector. Tokens that load "
+        "when the pool has evicted them; shared: another prompt begins with them, and so did the first.",
+        tables=(grid(heads, rows),),
+        facts=(
+            (
+                "mapped",
+                f"{size(tier.mapped_bytes)} by all ranks: {count(tier.blocks)} blocks, each of any group",
+            ),
+            ("on ROCm, in 0.26", f"{size(tier.rounded_bytes)}: each tensor is pinned as a power of two"),
+            ("with SimpleCPU", f"{size(tier.simple_bytes)}; loads what the pool would hit, answers too"),
+            ("with LMCache", f"chunks of 256 tokens{fits}"),
+            ("with Mooncake", "what retention keeps, and no state of an answer (vllm#56972)"),
+            *((f"stored of {kind}", STORED[kind] + every * (kind != "full attention")) for kind in kinds),
+            ("quicker", f"{quicker}, at assumed 25 GiB/s for a rank and 12 µs to compute a token"),
         ),
     )
 

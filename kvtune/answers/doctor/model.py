@@ -25,6 +25,7 @@ from kvtune.answers.doctor.planned import (
     with_state_rule,
 )
 from kvtune.answers.doctor.spent import Freed, freed, judged
+from kvtune.answers.doctor.tier import Tier
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import count, size
 from kvtune.data.layout.config import family_of
@@ -74,6 +75,7 @@ class ModelReport(ModelFacts, frozen=True, kw_only=True):
     floor: Floor | None
     freed: list[Freed] = []
     layouts: Layouts | None
+    tier: Tier | None = None
 
     @classmethod
     def of(cls, facts: Facts, layouts: Layouts | None = None) -> ModelReport:

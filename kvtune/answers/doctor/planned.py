@@ -205,6 +205,7 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan, state_blocks: int) -> li
             page_bytes=page,
             used_bytes=used,
             window=window,
+            specs=["MLAAttentionSpec"] if shape.latent and kind == "full attention" else [],
             request_blocks=state_blocks * (kind == "state"),
         )
         for kind, groups, layers, used, window in kinds

@@ -2,8 +2,8 @@
 
 A script: `python lockstep.py JOB.json OUT.json`. JOB: model, cores (one: the engine starts with it, which layouts of
 blocks need; two: it starts as stock, and each case gets a fresh scheduler of either), core_settings, args (vLLM's
-flags), logprobs, loads_zeros (a tier of host memory gives back zeros), audit (the real engine is checked after each
-step), cases: {workload, blocks}, or {workload (a
+flags), logprobs, loads_zeros (a tier of host memory gives back zeros), real_only (nothing is
+simulated), audit (the real engine is checked after each step), cases: {workload, blocks}, or {workload (a
 name), spans (of each prompt), output} for prompts made by hand. The real engine computes real tokens and hashes them
 with vLLM's own hasher. Prints nothing; OUT holds, for each core and case, hits
 of each request (in all, and of a tier), what a tier copied, and one digest a step from both sides, and the real
@@ -120,7 +120,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     engine = EngineCore(config, Timed, log_stats=True)
     vocab = config.model_config.get_vocab_size()
     hasher = None
-    if config.cache_config.enable_prefix_caching:
+    if config.cache_config.enable_prefix_caching or config.kv_transfer_config is not None:
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         hasher = get_request_block_hasher(engine.scheduler.hash_block_size, hash_function)
     captured = capture(config, engine.scheduler.kv_cache_config, engine.model_executor.get_kv_cache_specs())
@@ -153,8 +153,9 @@ def main(job: dict[str, Any], out: Path) -> None:
                 real.play()
             clock = VirtualClock()
             simulated = Player(workload, settings.simulated, build.build(settings, clock), clock)
-            with policies_see(clock):
-                simulated.play()
+            if not job.get("real_only"):
+                with policies_see(clock):
+                    simulated.play()
             results.append(
                 {
                     "workload": case["workload"],
@@ -166,6 +167,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "hits": [real.journal.hits.tolist(), simulated.journal.hits.tolist()],
                     "tier_hits": [real.journal.tier_hits.tolist(), simulated.journal.tier_hits.tolist()],
                     "copies": [copied(real), copied(simulated)],
+                    **tier_of(engine),
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "steady_steps": getattr(engine.scheduler, "steady_steps", 0),
                     "computed_twice": [twice(real), twice(simulated)],
@@ -207,6 +209,18 @@ def copied(player: Any) -> dict[str, int]:
     """What a tier of host memory did in the whole case, times aside."""
     names = ("stored_bytes", "loaded_bytes", "loads", "stored_chunks", "reused_chunks", "evicted_chunks")
     return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
+
+
+def tier_of(engine: Any) -> dict[str, int]:
+    """The chunks of the real engine's tier of host memory, and the bytes of its tensors."""
+    connector = engine.scheduler.connector
+    if connector is None:
+        return {}
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    tensors = get_kv_transfer_group().connector_worker.worker._tier
+    chunks = connector.connector_scheduler.manager._num_chunks
+    return {"tier_chunks": chunks, "tier_bytes": sum(tensor.nbytes for tensor in tensors)}
 
 
 QUICK = ("kvtune.plugin.core.cache.quick", "kvtune.lab.sim.fast.runs")

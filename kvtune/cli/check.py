@@ -55,8 +55,8 @@ def check(query: CheckQuery) -> int:
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
             return EXIT_UNKNOWN
         begin(load)
-        found = answer(Course(*course, begin, counts=layout.tier).run())
+        made = answer(Course(*course, begin, counts=layout.tier).run())
     finally:
         server.close()
-    print_answer(found, document(found), json=query.json, md=query.md, page=query.page)
-    return {"differs": EXIT_FAILED, "as cold": 0}.get(found.verdict, EXIT_UNKNOWN)
+    print_answer(made, document(made), json=query.json, md=query.md, page=query.page)
+    return {"differs": EXIT_FAILED, "as cold": 0}.get(made.verdict, EXIT_UNKNOWN)

@@ -125,10 +125,10 @@ class Course:
         """Ask for the cold answers, alone and in batches, which compute them in other parts, and for each path's."""
         self.fitting = self.layout.pool // (2 * max(map(len, self.prompts)))
         self.cold = [self.ask(ids, tokens=self.tokens)[0][0] for ids in self.prompts]
-        known = [*zip(range(len(self.cold)), self.prompts, self.cold, strict=True)]
+        colds = [*zip(range(len(self.cold)), self.prompts, self.cold, strict=True)]
         for size in (1, 2, max(2, self.fitting)):
-            for start in range(0, len(known), size):
-                self._again(*known[start : start + size])
+            for start in range(0, len(colds), size):
+                self._again(*colds[start : start + size])
         for name in list(paths.PATHS)[1:]:
             if not (self.unsalted or paths.why_not(name, self.layout, self.fill)):
                 self._take(name)

@@ -146,3 +146,9 @@ def _among(free: NDArray[np.bool_], work: Values, wanted: Values) -> Values:
     weights = np.zeros(work.shape[1])
     weights[free] = np.linalg.lstsq(work[:, free], wanted, rcond=None)[0]
     return weights
+
+
+def fisher(marked: int, chosen: int, both: int, total: int) -> float:
+    """Return the probability that at least `both` of `chosen` things are `marked`, if they are chosen at random."""
+    ways = (math.comb(marked, k) * math.comb(total - marked, chosen - k) for k in range(both, chosen + 1))
+    return sum(ways) / math.comb(total, chosen)

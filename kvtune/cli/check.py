@@ -15,8 +15,8 @@ from kvtune.cli.query import Query, option
 @dataclass(frozen=True, kw_only=True)
 class CheckQuery(Query):
     url: options.Url
-    prompts: int = option(32, "N", min=2)("""How many prompts take each path. With 32, a fault in one of
-        ten hits is seen with up to 97 %.""")
+    prompts: int = option(32, "N", min=2, max=256)("""How many prompts take each path. With 32, a fault in
+        one of ten hits is seen with up to 97 %.""")
     tokens: int = option(16, "N", min=1, max=100)("Length of each answer.")
     fill: bool = option(False)("Fill the pool, and empty it for a tier: evicts what the server holds.")
     yes: bool = option(False)("Send the requests without asking.")
@@ -36,7 +36,6 @@ def check(query: CheckQuery) -> int:
     from kvtune.answers.check.course import Course, layout_of, prompts
     from kvtune.answers.check.document import document
     from kvtune.answers.check.result import answer
-    from kvtune.base.commands import command
     from kvtune.base.units import count
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
@@ -46,19 +45,17 @@ def check(query: CheckQuery) -> int:
 
     server = Server(query.url, headers_of(query.header or []), query.insecure)
     try:
-        layout, model = layout_of(server, shape_at_hand)
+        layout = layout_of(server, shape_at_hand)
         asked = prompts(server, layout, query.prompts, query.seed)
-        price = Course(server, model, layout, asked, query.tokens, query.fill).run()
+        course = server, server.card().id, layout, asked, query.tokens, query.fill
+        price = Course(*course).run()
         load = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
         if not query.yes and not sys.stdin.isatty():
             raise UsageError(f"check would send {load}, and there is no terminal to ask", "add --yes")
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
             return EXIT_UNKNOWN
         begin(load)
-        course = Course(server, model, layout, asked, query.tokens, query.fill, begin, counts=layout.tier)
-        given = "--seed", query.seed, "--prompts", query.prompts, "--tokens", query.tokens
-        again = command("check", query.url, *map(str, given), *(["--fill"] if query.fill else []))
-        made = answer(course.run(), again)
+        made = answer(Course(*course, begin, counts=layout.tier).run())
     finally:
         server.close()
     print_answer(made, document(made), json=query.json, md=query.md, page=query.page)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from kvtune.base.statistics import bootstrap, fit_not_negative, line, share_interval, t_quantile
+from kvtune.base.statistics import bootstrap, fisher, fit_not_negative, line, share_interval, t_quantile
 
 
 @given(st.floats(0.6, 0.999), st.floats(1.0, 5000.0))
@@ -25,6 +25,14 @@ def test_exact_intervals_of_a_share(hits: int, others: int) -> None:
     found = share_interval(hits, hits + others, 0.95)
     wanted = stats.binomtest(hits, hits + others).proportion_ci(0.95)
     assert found == pytest.approx((wanted.low, wanted.high), rel=1e-7, abs=1e-12)
+
+
+@given(st.lists(st.integers(0, 60), min_size=4, max_size=4))
+def test_fishers_exact_test(table: list[int]) -> None:
+    both, marked, chosen, neither = table
+    wanted = stats.fisher_exact([[both, marked], [chosen, neither]], "greater").pvalue
+    of = sum(table)
+    assert fisher(both + marked, both + chosen, both, of) == pytest.approx(wanted, rel=1e-7)
 
 
 @given(st.integers(3, 200), st.integers(0, 2**32 - 1))

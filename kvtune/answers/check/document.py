@@ -7,42 +7,25 @@ from kvtune.answers.check.paths import PATHS
 from kvtune.answers.check.result import Check
 from kvtune.base.units import count
 from kvtune.data.run.signature import identity
-from kvtune.data.show.parts import Document, Section, grid_of
+from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column
 
-MOST = 20
-PATH, VERDICT = Column("path", right=False, folds=True, least=18), Column("", right=False)
-SAME, NATS, SEEN = Column("same tokens", rank=2), Column("nats", rank=3), Column("fault seen", rank=1)
+HEADS = (Column("path", right=False, folds=True, least=18), Column("", right=False), "hits", "wrong")
+MORE = Column("same tokens", rank=2), Column("nats", rank=3), Column("fault seen", rank=1)
 
 
 def document(check: Check) -> Document:
-    blocks = check.layout.blocks
-    wrong = [
-        {PATH: PATHS[row.path], "prompt": len(row.ids), "hit": row.cached, "requests since": row.age}
-        | {f"prompt beyond {block}": len(row.ids) % block for block in blocks}
-        | {f"hit beyond {block}": row.cached % block for block in blocks}
-        for row in check.differ[:MOST]
-    ]
     noise = (
         f"Cold answers lie up to {check.cold.nats:.2g} nats apart, and {check.cold.equal} of {check.cold.asked} have "
         f"the same tokens: beyond {check.limit_nats:.2g} nats an answer is wrong. Fault seen: the chance to see a "
         f"block of another prompt in {FAULT_SHARE:.0%} of a path's hits."
     )
-    paths = (check.cold, check.exchanged, *(each for each in check.paths if each.hits))
-    rows = [
-        {PATH: p.title, VERDICT: p.verdict, "hits": f"{p.hits} of {p.asked}", "wrong": p.wrong}
-        | {SAME: p.equal, NATS: f"{p.nats:.2g}", SEEN: f"{p.seen_with:.0%}"}
-        for p in paths
-    ]
-    more = f"Wrong hits in tokens, and beyond whole blocks; at most {MOST}."
-    section = Section(
-        "paths",
-        "Paths",
-        noise,
-        tables=(grid_of(rows), grid_of(wrong, more)),
-        notes=tuple(f"Not shown: {each.title}: {each.why_not}." for each in check.paths if not each.hits),
-        commands=(("Ask the same prompts again", check.again),),
-    )
+    rows = []
+    for p in (check.cold, check.exchanged, *(each for each in check.paths if each.hits)):
+        more = p.equal, f"{p.nats:.2g}", f"{p.seen_with:.0%}"
+        rows.append((PATHS[p.name], p.verdict, f"{p.hits} of {p.asked}", p.wrong, *more))
+    notes = tuple(f"Not shown: {PATHS[each.name]}: {each.why_not}." for each in check.paths if not each.hits)
+    section = Section("paths", "Paths", noise, tables=(grid((*HEADS, *MORE), rows),), notes=notes)
     return Document(
         name="kvtune check",
         subject=check.url,
@@ -63,8 +46,13 @@ def headline(check: Check) -> str:
     if check.verdict == "as cold":
         return f"hits: {hits} of {hits} answer as cold, on {len(shown)} paths"
     if check.verdict == "differs":
-        differ = [f"{each.title}: {each.wrong} of {each.hits}" for each in shown if each.wrong]
-        return f"{wrong} of {hits} hits differ from the cold answer; {'; '.join(differ)}"
+        differ = [f"{PATHS[each.name]}: {each.wrong} of {each.hits}" for each in shown if each.wrong]
+        which = f", {check.common}" if check.common else ""
+        return f"{wrong} of {hits} hits differ from the cold answer{which}; {'; '.join(differ)}"
+    if wrong:
+        return (
+            f"cannot tell: {wrong} of {hits} hits differed once and not again, as rare noise does (--prompts)"
+        )
     if more := max((each.more for each in shown), default=0):
         return f"cannot tell: none of {hits} hits is wrong, and {more} more on a path would do (--prompts)"
     if not shown:

@@ -1,4 +1,4 @@
-"""Tells an answer that is wrong from one that is only noisy. Pure.
+"""Tells an answer that is wrong from one that is only noisy, and what wrong ones have in common. Pure.
 
 On a GPU greedy answers part between identical servers, so equality is no test. Up to where two answers part, and there
 too, both were given the same tokens: the gap is how far the logprobs of a position's tokens lie apart, where they part
@@ -9,59 +9,60 @@ An answer's distance from the cold one is the root mean square of its gaps over 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-Verdict = Literal["as cold", "differs", "cannot tell", "not shown"]
-Tops = Mapping[int, float]
+from kvtune.base.statistics import fisher
+
+Verdict = Literal["differs", "cannot tell", "as cold", "not shown"]
+Tops = Mapping[str, float]
+Token = Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")]
+Features = Mapping[str, str | int]
 
 # Fixed before anything was measured; docs/check.md has their error rates.
-FACTOR = 4.0
-"""A hit is wrong if its distance is as many times the largest among cold answers."""
-FLOOR_NATS = 0.005
-"""No hit that is nearer is wrong."""
-FAULT_SHARE, POWER = 0.1, 0.9
-"""A path is as cold if a fault in this share of its hits would be seen with this probability."""
-LEAST_SEEN = 0.2
-"""Where fewer of the exchanged blocks are seen, no number of requests would tell."""
-MOST_NATS = 20.0
+FACTOR, FLOOR_NATS, MOST_NATS = 4.0, 0.005, 20.0
+"""A hit is wrong if its distance is as many times the largest among cold answers, and more than this; a gap's most."""
+FAULT_SHARE, POWER, LEAST_SEEN = 0.1, 0.9, 0.2
+"""A path is as cold if a fault in this share of its hits would be seen with this probability. Where fewer of the
+exchanged blocks are seen, no number of requests would tell."""
+AGAIN, RARE, LIKELY = 2, 0.001, 0.05
+"""Wrong hits are no noise, however rare, if one is wrong as often again, or if chance makes as many in fewer cases.
+What they have in common is named if chance makes any feature tell as much in fewer cases."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The tokens of an answer, and at each the logprobs of the most likely ones, its own among them."""
+    """The tokens of an answer, as vLLM names them, and at each the logprobs of the first ones, its own among them."""
 
-    tokens: list[int]
-    tops: list[dict[int, float]]
-
-
-def parts_at(cold: Answer, other: Answer) -> int | None:
-    """Return the first token that differs; None if none does."""
-    return next((i for i, (a, b) in enumerate(zip(cold.tokens, other.tokens, strict=False)) if a != b), None)
+    tokens: list[Token]
+    tops: list[dict[Token, float]] = msgspec.field(name="top_logprobs")
 
 
 def distance(cold: Answer, other: Answer) -> float:
     """Return how far an answer is from the cold one of its prompt, in nats."""
-    length = min(len(cold.tokens), len(other.tokens))
-    end = parts_at(cold, other)
-    compared = range(length if end is None else end + 1)
-    gaps = (_gap(cold.tokens[i], cold.tops[i], other.tokens[i], other.tops[i]) for i in compared)
-    return math.sqrt(sum(gap * gap for gap in gaps) / max(1, length))
+    squares = 0.0
+    for token, tops, its, others in zip(cold.tokens, cold.tops, other.tokens, other.tops, strict=False):
+        squares += _gap(token, tops, its, others) ** 2
+        if token != its:
+            break
+    return math.sqrt(squares / max(1, min(len(cold.tokens), len(other.tokens))))
 
 
-def _gap(token: int, tops: Tops, other: int, others: Tops) -> float:
+def _gap(token: str, tops: Tops, other: str, others: Tops) -> float:
     common = tops.keys() & others.keys()
-    gap = median(abs(tops[each] - others[each]) for each in common) if common else 0.0
+    gap = min(MOST_NATS, median(abs(tops[each] - others[each]) for each in common)) if common else 0.0
     if token == other:
         return gap
     return max(gap, (_margin(tops, token, other) + _margin(others, other, token)) / 2)
 
 
-def _margin(tops: Tops, chosen: int, other: int) -> float:
+def _margin(tops: Tops, chosen: str, other: str) -> float:
     """Return by how much a token was chosen before another, at least: of one not among the first, a bound is known."""
-    rest = 1.0 - sum(math.exp(value) for value in tops.values())
+    rest = 1.0 - sum(math.exp(min(0.0, value)) for value in tops.values())
     bound = min(*tops.values(), math.log(rest) if rest > 0 else -math.inf)
     return min(MOST_NATS, max(0.0, tops[chosen] - tops.get(other, bound)))
 
@@ -71,15 +72,36 @@ def limit(null: Iterable[float]) -> float:
     return max(FLOOR_NATS, FACTOR * max(null))
 
 
-def judged(wrong: int, hits: int, seen: float) -> tuple[Verdict, float, int]:
+def judged(wrong: int, hits: int, seen: float, sure: bool = True) -> tuple[Verdict, float, int]:
     """Judge a path: the verdict, the probability to see a fault in FAULT_SHARE of the hits, how many more would do.
 
-    `seen`: the share of prompts with an exchanged block whose answers lie beyond the limit.
+    `seen`: the share of prompts with an exchanged block whose answers lie beyond the limit. `sure`: noise gives no such
+    wrong hits.
     """
     once = FAULT_SHARE * seen
     seen_with = 1.0 - (1.0 - once) ** hits
-    if wrong or not hits:
+    if not hits or (wrong and sure):
         return "differs" if wrong else "not shown", seen_with, 0
-    if seen_with >= POWER or seen < LEAST_SEEN:
-        return "as cold" if seen_with >= POWER else "cannot tell", seen_with, 0
+    if wrong or seen_with >= POWER or seen < LEAST_SEEN:
+        return "cannot tell" if wrong or seen_with < POWER else "as cold", seen_with, 0
     return "cannot tell", seen_with, math.ceil(math.log(1 - POWER, 1 - once)) - hits
+
+
+def common(hits: Sequence[tuple[Features, bool]]) -> str:
+    """Say which feature tells wrong hits best; "" if chance may. `hits`: the features of each, whether it is wrong."""
+    wrong, best, text, splits = [each for _, each in hits], LIKELY, "", {}
+    for name in reversed(
+        [*hits[0][0]] if hits else []
+    ):  # of those that the same hits have, the plainest is last
+        values = [features[name] for features, _ in hits]
+        for value in set(values):
+            splits[tuple(each == value for each in values)] = f"{name} {value}"
+            if isinstance(value, int):
+                splits[tuple(int(each) <= value for each in values)] = f"{name} at most {value:,}"
+                splits[tuple(int(each) >= value for each in values)] = f"{name} at least {value:,}"
+    for having, what in splits.items():
+        size, both = sum(having), sum(map(operator.and_, having, wrong))
+        if (likely := len(splits) * fisher(sum(wrong), size, both, len(hits))) < best:
+            which = f"{'all' if both == sum(wrong) else both} where {what}"
+            best, text = likely, f"{which} ({both} of {size} of these)" if both < size else which
+    return text

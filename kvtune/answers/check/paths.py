@@ -1,21 +1,19 @@
 """The ways to a hit that a server can show: how each is made, and what proves that it was taken. Pure.
 
 Each path has another cache_salt. Its primers fill the cache, then the prompt is asked, whose cold answer is known.
-What its answer says of cached tokens proves the path: at least `least`, and at most `most`, which the primers left.
+What its answer says of cached tokens proves the path: the primers left so many, here or in a tier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import NamedTuple
 
 import msgspec
 
-CONSONANTS = "bdfgklmnprstvz"
 LEAST_TOKENS = 400
-ENDS = 40
-"""Tokens at a prompt's end that no primer has."""
+ANY, ENDS = 1 << 40, 40
+"""More tokens than any prompt has; tokens at a prompt's end that no primer has."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +29,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tier: bool = False
 
 
-class Prompt(NamedTuple):
-    number: int
-    ids: list[int]
-
-
-COLD = {"null": "cold again", "exchanged": "one block exchanged"}
+COLD = ("null", "exchanged")
 PATHS = {
+    "null": "cold again",
+    "exchanged": "one block exchanged",
     "whole": "the same prompt again",
     "inside": "a hit that ends inside a block",
     "shortest": "the shortest hit",
@@ -56,15 +51,16 @@ FILLED = ("full", *TIER)
 class Way(NamedTuple):
     """A path of one prompt. `later`: primers after the cache was cleared. `turn`: the primer's answer is part of it.
 
-    `ids`: the tokens that are sent, if they are not the prompt.
+    `ids`: the tokens that are sent. Of them `hits` hit: some that are `local`, and some that a connector `loaded`.
     """
 
+    ids: Sequence[int]
     primers: Sequence[Sequence[int]] = ()
     later: Sequence[Sequence[int]] = ()
-    least: int = 1
-    most: int = 1 << 40
+    hits: range = range(1, ANY)
+    local: bool = True
+    loaded: bool = False
     turn: bool = False
-    ids: Sequence[int] = ()
 
 
 def why_not(name: str, layout: Layout, fill: bool) -> str:
@@ -78,44 +74,41 @@ def why_not(name: str, layout: Layout, fill: bool) -> str:
     return ""
 
 
-def way(name: str, layout: Layout, prompt: Prompt, other: Prompt, tokens: int) -> Way:
-    """Return how a path leads to a prompt. `other`: a prompt for what a primer goes on with."""
-    ids, number, small, block = prompt.ids, prompt.number, layout.blocks[0], layout.blocks[-1]
+def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, tokens: int) -> Way:
+    """Return how a path leads to a prompt; its primers go on as the prompt before it."""
+    ids, other, small, block = prompts[number], prompts[number - 1], layout.blocks[0], layout.blocks[-1]
     least = max(1, len(ids) * 3 // 4 // block * block - min(tokens // 2, block // 2))
     near = layout.window // small * small + (1 - small, 1, small + 1, 2 * small)[number % 4]
     edge = min(max(small + 1, near), len(ids) - ENDS)
-    shortest = block + 3
     block = layout.blocks[number % len(layout.blocks)] if name == "inside" else block
     begin = len(ids) * (2 + number % 2) // 4 // block * block
     end = begin + (block // 2 + 1, min(5, block - 1), block - min(9, block // 3))[number % 3]
-    long = parted(layout, prompt, end, other, 2 * block)
-    early = [parted(layout, prompt, edge, other, count) for count in (2, small // 2)]
+    long = parted(layout, ids, end, other, 2 * block)
+    later = [parted(layout, ids, end, other, 2)]
+    early = [parted(layout, ids, edge, other, count) for count in (2, small // 2)]
+    start = len(ids) * (1 + number % 3) // 4 // small * small
+    wrong = [*ids[:start], *other[start : start + small], *ids[start + small :]]
     ways = {
-        "null": Way(least=0, most=0),
-        "exchanged": Way(least=0, most=0, ids=exchanged(layout, prompt, other)),
-        "inside": Way([parted(layout, prompt, end, other, max(1, block // 8))], most=end),
-        "shortest": Way([parted(layout, prompt, shortest, other, 2)], most=shortest),
-        "junction": Way([long[: end + block], [*long[: end + 1], *reversed(long[end + 1 :])]], most=end),
-        "edge": Way(early, most=edge),
-        "turn": Way([ids[:least]], least=least + 1, turn=True),
-        "mixed": Way([ids, ids], [parted(layout, prompt, end, other, 2)], least=begin + 1),
+        "exchanged": Way(wrong, hits=range(1), local=False),
+        "inside": Way(ids, [parted(layout, ids, end, other, max(1, block // 8))], hits=range(1, end + 1)),
+        "shortest": Way(ids, [parted(layout, ids, block + 3, other, 2)], hits=range(1, block + 4)),
+        "junction": Way(
+            ids, [long[: end + block], [*long[: end + 1], *long[:end:-1]]], (), range(1, end + 1)
+        ),
+        "edge": Way(ids, early, hits=range(1, edge + 1)),
+        "turn": Way(ids, [ids[:least]], hits=range(least + 1, ANY), turn=True),
+        "tier": Way(ids, [ids, ids], local=False, loaded=True),
+        "mixed": Way(ids, [ids, ids], later, range(begin + 1, ANY), loaded=True),
     }
-    return ways.get(name, Way([ids, ids]))
+    return ways.get(name, Way(ids, [ids, ids]))
 
 
-def parted(layout: Layout, prompt: Prompt, end: int, other: Prompt, count: int) -> list[int]:
+def parted(layout: Layout, ids: list[int], end: int, other: list[int], count: int) -> list[int]:
     """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
-    rest, end = other.ids, min(end, len(prompt.ids) - ENDS)
+    end = min(end, len(ids) - ENDS)
     count = min(count, layout.longest - end - 2) if layout.longest else count
-    start = next(i for i in range(end % 89, len(rest)) if rest[i] != prompt.ids[end])
-    return [*prompt.ids[:end], *(rest[start:] + rest)[:count]]
-
-
-def exchanged(layout: Layout, prompt: Prompt, other: Prompt) -> list[int]:
-    """Return the prompt with one block's tokens exchanged for another prompt's: what a wrong block would give."""
-    block = layout.blocks[0]
-    start = len(prompt.ids) * (1 + prompt.number % 3) // 4 // block * block
-    return [*prompt.ids[:start], *other.ids[start : start + block], *prompt.ids[start + block :]]
+    start = next((i for i in range(end % 89, len(other)) if other[i] != ids[end]), 0)
+    return [*ids[:end], *(other[start:] + other)[:count]]
 
 
 def length(layout: Layout, number: int) -> int:
@@ -124,9 +117,3 @@ def length(layout: Layout, number: int) -> int:
     least = max(LEAST_TOKENS, 3 * block + block // 2, layout.window + 3 * block)
     wanted = least + number * 37 % max(64, block)
     return min(wanted, layout.longest - 4 * ENDS) if layout.longest else wanted
-
-
-def records(draw: Random, count: int) -> list[tuple[str, int]]:
-    """Return a register's lines up to the number that each says, and the numbers; no line is like another."""
-    names = ("".join(draw.choice(CONSONANTS) + draw.choice("aeiou") for _ in range(4)) for _ in range(count))
-    return [(f"The code of {name.capitalize()} is", draw.randrange(10_000, 99_999)) for name in names]

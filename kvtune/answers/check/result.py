@@ -1,32 +1,32 @@
-"""What `kvtune check` answers: each path judged, and the hits that are wrong."""
+"""What `kvtune check` answers: each path judged, the hits that are wrong, and what they have in common."""
 
 from __future__ import annotations
+
+from typing import get_args
 
 import msgspec
 
 from kvtune.answers.check.course import Compared, Course
-from kvtune.answers.check.judge import Verdict, judged, limit, parts_at
-from kvtune.answers.check.paths import COLD, PATHS, Layout, why_not
+from kvtune.answers.check.judge import RARE, Features, Verdict, common, judged
+from kvtune.answers.check.paths import COLD, PATHS, TIER, Layout, why_not
+from kvtune.base.statistics import fisher
 from kvtune.data.show.terminal import one_line
 
-ORDER: tuple[Verdict, ...] = ("differs", "cannot tell", "as cold", "not shown")
 
-
-class OfPath(msgspec.Struct, frozen=True, kw_only=True):
+class OfPath(msgspec.Struct, frozen=True):
     """A path's hits. `hits`: of `asked` requests, those that were proved to take it; `equal`: with the cold tokens.
 
     `nats`: the largest distance from a cold answer.
     """
 
     name: str
-    title: str
-    verdict: Verdict
     why_not: str
     asked: int
     hits: int
     wrong: int
     equal: int
     nats: float
+    verdict: Verdict
     seen_with: float
     more: int
 
@@ -34,7 +34,7 @@ class OfPath(msgspec.Struct, frozen=True, kw_only=True):
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """`cold`: cold answers compared with each other; `exchanged`: answers to prompts with a block of another one.
 
-    `unsalted`: requests with a fresh cache_salt that hit all the same. `differ`: the wrong hits. `again`: the command.
+    `unsalted`: requests with a fresh cache_salt that hit all the same. `differ`: the wrong hits.
     """
 
     schema: int = 1
@@ -51,22 +51,23 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     exchanged: OfPath
     paths: list[OfPath]
     differ: list[Compared]
-    again: str
+    common: str
 
 
-def answer(course: Course, again: str) -> Check:
+def answer(course: Course) -> Check:
     """Judge what was asked. The worst of the paths' verdicts is that of the check."""
-    beyond = limit(row.nats for row in course.compared if row.path == "null")
+    beyond = course.limit
     exchanges = [row.nats > beyond for row in course.compared if row.path == "exchanged"]
-    cold, exchanged, *paths = (
-        _of_path(name, title, course, beyond, sum(exchanges) / max(1, len(exchanges)))
-        for name, title in {**COLD, **PATHS}.items()
-    )
+    seen = sum(exchanges) / max(1, len(exchanges))
+    cold, exchanged, *paths = (_of_path(name, course, beyond, seen) for name in PATHS)
+    hits = [(row, row.nats > beyond) for row in course.compared if row.path not in COLD and row.taken]
     return Check(
         url=course.server.base,
         model=one_line(course.model),
         version=course.server.version(),
-        verdict="differs" if course.unsalted else min((each.verdict for each in paths), key=ORDER.index),
+        verdict="differs"
+        if course.unsalted
+        else min((each.verdict for each in paths), key=get_args(Verdict).index),
         requests=course.sent,
         computed_tokens=course.computed,
         layout=course.layout,
@@ -75,26 +76,34 @@ def answer(course: Course, again: str) -> Check:
         cold=cold,
         exchanged=exchanged,
         paths=paths,
-        differ=[row for row in course.compared if row.path in PATHS and row.taken and row.nats > beyond],
-        again=again,
+        differ=[row for row, wrong in hits if wrong],
+        common=common([(features(row, course.layout), wrong) for row, wrong in hits]),
     )
 
 
-def _of_path(name: str, title: str, course: Course, beyond: float, seen: float) -> OfPath:
-    asked = [row for row in course.compared if row.path == name]
-    hits = [row for row in asked if row.taken]
-    wrong = sum(row.nats > beyond for row in hits)
-    verdict, seen_with, more = judged(wrong, len(hits), seen)
-    return OfPath(
-        name=name,
-        title=title,
-        verdict=verdict,
-        why_not=why_not(name, course.layout, course.fill) or ("" if hits else "no request hit like that"),
-        asked=len(asked),
-        hits=len(hits),
-        wrong=wrong,
-        equal=sum(parts_at(row.cold, row.answer) is None for row in hits),
-        nats=max((row.nats for row in hits), default=0.0),
-        seen_with=seen_with,
-        more=more,
+def features(row: Compared, layout: Layout) -> Features:
+    """Return what may decide whether a hit is wrong, in words; the plainest first."""
+    end = f"{'inside' if row.cached % layout.blocks[-1] else 'with'} a block of {layout.blocks[-1]:,}"
+    shown = {"the hit is": "from a tier" if row.path in TIER else "local", "the hit ends": end}
+    figures = {
+        "the hit is of": row.cached,
+        "requests since it was primed": row.age,
+        "the prompt's number": row.number,
+    }
+    for block in layout.blocks:
+        figures |= {f"hit mod {block}": row.cached % block, f"prompt mod {block}": len(row.ids) % block}
+    return shown | {"the path is": PATHS[row.path]} | figures
+
+
+def _of_path(name: str, course: Course, beyond: float, seen: float) -> OfPath:
+    rows = [row for row in course.compared if row.path == name]
+    hits, colds = [row for row in rows if row.taken], sum(row.path == "null" for row in course.compared)
+    asked, count, wrong = len(rows), len(hits), sum(row.nats > beyond for row in hits)
+    sure = (
+        any(row.repeats and row.nats > beyond for row in hits)
+        or fisher(wrong, count, wrong, count + colds) < RARE
     )
+    why = why_not(name, course.layout, course.fill) or ("" if hits else "no request hit like that")
+    equal = sum(row.cold.tokens == row.answer.tokens for row in hits)
+    nats = max((row.nats for row in hits), default=0.0)
+    return OfPath(name, why, asked, count, wrong, equal, nats, *judged(wrong, count, seen, sure))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kvtune.answers.check.judge import Answer, distance, judged, limit
+from kvtune.answers.check.judge import Answer, common, distance, judged, limit
 
 COLD = Answer([1, 2], [{1: -0.5, 3: -1.5}, {2: -0.1, 5: -3.0}])
 
@@ -58,3 +58,31 @@ def test_a_lost_number_is_far() -> None:
     number = Answer([4, 8, 2], [{4: -1e-4, 7: -9.5}, {8: -1e-3, 1: -7.0}, {2: -1e-3, 3: -7.5}])
     lost = Answer([9, 8, 2], [{9: -0.9, 4: -1.1}, {8: -0.2, 1: -2.0}, {2: -0.1, 3: -3.0}])
     assert distance(number, lost) > 2.0
+
+
+def test_a_wrong_hit_that_noise_may_give_is_no_fault() -> None:
+    assert judged(1, 90, 1.0, False)[0] == judged(1, 2, 1.0, False)[0] == "cannot tell"
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_what_chance_gives_is_not_named(rate: float) -> None:
+    """Wrong hits that nothing tells from the others: a feature is named in fewer than 5 % of checks."""
+    draw, named = np.random.default_rng(1), 0
+    for _ in range(40):
+        hits = [
+            (
+                {"path": "abcdef"[n % 6], "hit": n % 37, "hit mod 16": n % 16, "number": n // 6},
+                draw.random() < rate,
+            )
+            for n in range(192)
+        ]
+        named += bool(common(hits))
+    assert named <= 3
+
+
+def test_what_tells_wrong_hits_is_named_with_the_hits_that_it_does_not_explain() -> None:
+    hits = [({"the path is": "abcdef"[n % 6], "hit mod 16": n % 16}, n % 16 > 12) for n in range(96)]
+    assert common(hits) == "all where hit mod 16 at least 13"
+    hits[0] = (hits[0][0], True)
+    assert common(hits) == "18 where hit mod 16 at least 13"
+    assert common([]) == common([(each, False) for each, _ in hits]) == ""

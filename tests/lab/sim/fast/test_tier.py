@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.lab.sim.chains import BlockHashes, with_group
 from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.chains import BlockHashes, with_group
 from kvtune.lab.sim.simulators import Simulators
 from tests.choice import first_of
 from tests.lab.sim.test_offload import replayed
@@ -68,9 +68,7 @@ class Side:
         return state
 
     def chunks(self) -> dict[bytes, tuple[int, int]]:
-        return {
-            key: (chunk.chunk_id, chunk.ref_cnt) for key, chunk in self.manager._policy.chunks.items()
-        }
+        return {key: (chunk.chunk_id, chunk.ref_cnt) for key, chunk in self.manager._policy.chunks.items()}
 
 
 @pytest.mark.parametrize("seed", first_of(range(8)))
@@ -171,7 +169,9 @@ def test_every_copy_of_a_replay_is_that_of_vllms_own_tier(
         flags += ["--block-size", "32", "--max-num-batched-tokens", "512"]
     setup = Setup(model=model, engine_args=[*flags, "--kv-offloading-size", gib])
     quick, own = replayed(
-        simulators, LOADS[model], [setup.replayed(digests=True), setup.replayed(digests=True, shortcuts=False)]
+        simulators,
+        LOADS[model],
+        [setup.replayed(digests=True), setup.replayed(digests=True, shortcuts=False)],
     )
     assert quick.header.extra.digests == own.header.extra.digests
     for table in ("requests", "copies", "steps", "pool"):

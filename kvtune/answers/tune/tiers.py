@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.result import StudyView
 from kvtune.base.units import count, percent
 from kvtune.data.knobs import TIER_SIZE
 from kvtune.data.show.charts import columns, spec_of
-from kvtune.data.show.parts import Chart, Section, grid_of
+from kvtune.data.show.parts import Chart, Section, grid
 
 KNEE = 2 / 3
 """The headline names the smallest size that brings this share of what the largest brings."""
 
 
-def tier_section(trials: Sequence[Trial]) -> Section | None:
+def tier_section(study: StudyView) -> Section | None:
     """Return the section of a study whose trials differ in the size of host memory alone."""
-    import altair as alt
-
     found: dict[float, tuple[float, int, int]] = {}
-    for trial in (each for each in trials if set(each.settings) == {TIER_SIZE} and each.state == "complete"):
+    wanted = study.drawn_on, "complete", {TIER_SIZE}
+    for trial in study.result.trials:
+        if (trial.on, trial.state, set(trial.settings)) != wanted:
+            continue
         cache, tier = trial.summary["prefix_cache"], trial.summary.get("offload") or {}
         asked, hits = cache["query_tokens"], cache["hit_tokens"]
         size = float(trial.settings[TIER_SIZE] or 0)
@@ -27,6 +26,8 @@ def tier_section(trials: Sequence[Trial]) -> Section | None:
     sizes = sorted(found)
     if len(sizes) < 2:
         return None
+    import altair as alt
+
     least, most = sizes[0], sizes[-1]
     saved = {size: found[least][2] - found[size][2] for size in sizes}
     knee = next((size for size in sizes if saved[size] >= KNEE * saved[most]), most)
@@ -34,12 +35,9 @@ def tier_section(trials: Sequence[Trial]) -> Section | None:
     if saved[most] > 0:
         lead = f"{knee:g} GiB bring {percent(saved[knee] / saved[most])} of what {most:g} GiB would: "
         lead += f"{count(saved[knee])} prompt tokens less to compute than with {least:g} GiB."
-    rows = (
-        {"GiB": f"{size:g}", "hits": percent(found[size][0]), "loaded": count(found[size][1])}
-        | {"computed": count(found[size][2]), "less to compute": count(saved[size])}
-        for size in sizes
-    )
-    table = grid_of(rows, "Prompt tokens by the size of host memory")
+    heads = ("GiB", "hits", "loaded", "computed", "less to compute")
+    rows = [(f"{s:g}", percent(found[s][0]), *map(count, (*found[s][1:], saved[s]))) for s in sizes]
+    table = grid(heads, rows, "Prompt tokens by the size of host memory")
     data = columns(gib=sizes, hits=[100 * found[size][0] for size in sizes])
     drawing = alt.Chart(alt.NamedData(name="tiers"), height=220).mark_line(point=True, color="var(--c1)")
     drawing = drawing.encode(x=alt.X("gib:Q", title="GiB"), y=alt.Y("hits:Q", title="hit rate, %"))

@@ -31,25 +31,20 @@ GROUP: Callable[[Key], bytes] = itemgetter(slice(-4, None))
 class QuickLru(LRUCachePolicy):  # type: ignore[misc]
     """vLLM's LRU with its chunks in the order of their use, so that none needs a rank.
 
-    A chunk is evictable while no copy reads or writes it.
+    A chunk is evictable while no copy reads or writes it. `kept`: what a store must not evict.
     """
 
     chunks: OrderedDict[Key, ChunkStatus]
     kept: Collection[Key] = ()
-    """What a store must not evict."""
 
     def insert(self, key: Key, chunk: ChunkStatus) -> None:
         self.chunks[key] = chunk
-
-    def remove(self, key: Key) -> None:
-        del self.chunks[key]
 
     def _update_recency(self, keys: Iterable[Key]) -> None:
         deque(map(self.chunks.move_to_end, filter(self.chunks.__contains__, keys)), 0)
 
     def evict(self, n: int, protected: set[Key]) -> list[tuple[Key, ChunkStatus]] | None:
-        kept = set(self.kept)
-        found: list[tuple[Key, ChunkStatus]] = []
+        kept, found = set(self.kept), list[tuple[Key, ChunkStatus]]()
         for key, chunk in self.chunks.items():
             if len(found) == n:
                 break
@@ -82,8 +77,7 @@ class QuickManager(CPUOffloadingManager):  # type: ignore[misc]
             state.key_groups.setdefault(int.from_bytes(group, "big"), []).extend(some)
 
     def prepare_store(self, keys: Collection[Key], req_context: ReqContext) -> PrepareStoreOutput | None:
-        chunks = self._policy.chunks
-        keys = list(keys)
+        keys, chunks = list(keys), self._policy.chunks
         # What is still being written counts as used when it is offered again.
         kept = [key for key in keys if (chunk := chunks.get(key)) is None or chunk.ref_cnt >= 0]
         self._record_request_cache_access(kept, req_context)
@@ -106,13 +100,14 @@ def update_offload_keys(status: RequestOffloadState) -> None:
     for config, state in zip(status.config.kv_group_configs, status.group_states, strict=True):
         keys, every, size = state.offload_keys, config.hashes_per_chunk, config.tokens_per_chunk
         which = slice(every * (len(keys) + 1) - 1, len(hashes), every)
-        if isinstance(hashes, BlockHashes):
-            new = hashes.chain.keys(config.group_idx)[which]
-        else:
-            new = with_group(hashes[which], config.group_idx)
-        positions.update(
-            zip(new, range(size * (len(keys) + 1), size * (len(keys) + len(new) + 1), size), strict=True)
+        shared = isinstance(hashes, BlockHashes)
+        new = (
+            hashes.chain.keys(config.group_idx)[which]
+            if shared
+            else with_group(hashes[which], config.group_idx)
         )
+        ends = range(size * (len(keys) + 1), size * (len(keys) + len(new) + 1), size)
+        positions.update(zip(new, ends, strict=True))
         keys += new
 
 

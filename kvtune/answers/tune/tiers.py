@@ -8,9 +8,6 @@ from kvtune.data.knobs import TIER_SIZE
 from kvtune.data.show.charts import columns, spec_of
 from kvtune.data.show.parts import Chart, Section, grid
 
-KNEE = 2 / 3
-"""The headline names the smallest size that brings this share of what the largest brings."""
-
 
 def tier_section(study: StudyView) -> Section | None:
     """Return the section of a study whose trials differ in the size of host memory alone."""
@@ -30,7 +27,7 @@ def tier_section(study: StudyView) -> Section | None:
 
     least, most = sizes[0], sizes[-1]
     saved = {size: found[least][2] - found[size][2] for size in sizes}
-    knee = next((size for size in sizes if saved[size] >= KNEE * saved[most]), most)
+    knee = next((size for size in sizes if 3 * saved[size] >= 2 * saved[most]), most)
     lead = f"{most:g} GiB bring nothing that {least:g} GiB do not."
     if saved[most] > 0:
         lead = f"{knee:g} GiB bring {percent(saved[knee] / saved[most])} of what {most:g} GiB would: "

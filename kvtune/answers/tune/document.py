@@ -23,6 +23,7 @@ from kvtune.answers.tune.rows import (
     terse,
     whole,
 )
+from kvtune.answers.tune.tiers import tier_section
 from kvtune.base.commands import VERIFY, command, exported_serve, model_word, recipe_commands
 from kvtune.base.units import count, span
 from kvtune.data.knobs import CORE, TIER_SIZE, knob_of
@@ -39,11 +40,12 @@ SHOWN = 40
 
 def document(study: StudyView) -> Document:
     kind, setup = study.result.kind, study.setup
+    sections = tuple(section for section in study_sections(study) if section is not None)
     return Document(
         name=f"kvtune {kind}",
         subject=setup.model,
-        headline=words(study)[0],
-        sections=tuple(section for section in study_sections(study) if section is not None),
+        headline=" ".join((words(study)[0], *(s.lead for s in sections if s.id == "tiers"))),
+        sections=sections,
         identity=study_identity(kind, setup),
         title=f"{setup.model} · {kind} · kvtune",
         banners=tuple(banners(study)),
@@ -59,6 +61,7 @@ def study_sections(study: StudyView) -> Iterator[Section | None]:
     ]
     knobs = list(dict.fromkeys([*(effect.knob for effect in study.effects), *_varied(done)]))
     yield _outcome(study, objective)
+    yield tier_section(study)
     yield maps_section(done, knobs, objective, study.result.best)
     yield _finalists(study, objective)
     yield _trials(study, objective)

@@ -12,10 +12,9 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.base.units import count
@@ -111,8 +110,6 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
     if differing(("pool", "decode")):
         return  # the faster code was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager)
-    if has_tier(scheduler.connector):
-        _skip_stored_hashes()
     # A statistic for clients, which would walk over the prompt's blocks.
     manager = scheduler.kv_cache_manager
     manager.estimate_cached_tokens = lambda request: 0
@@ -121,19 +118,15 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
         manager.get_blocks = lambda request_id: manager.empty_kv_cache_blocks
     if setup.core == "stock":
         steady.adopt(scheduler, CoreSettings())
+    if has_tier(scheduler.connector):
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
 
+        from kvtune.lab.sim.fast import tier as quick_tier
 
-def _skip_stored_hashes() -> None:
-    """Let vLLM's connector begin at a request's new hashes, where `islice` walks over those before at each step."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
-
-    if hasattr(offloading, "islice"):
-        STATE.patches.replace(PART, offloading, "islice", sliced)
-
-
-def sliced(values: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
-    """Return what `itertools.islice` does, of a list without a walk over what is skipped."""
-    return iter(values[slice(*bounds)]) if isinstance(values, list) else islice(values, *bounds)
+        STATE.patches.replace(
+            PART, RequestOffloadState, "update_offload_keys", quick_tier.update_offload_keys
+        )
+        quick_tier.adopt(scheduler.connector.connector_scheduler)
 
 
 def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:

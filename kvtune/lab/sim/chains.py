@@ -31,14 +31,14 @@ class Chain:
         self._keys: dict[int, list[bytes]] = {}
         if before is not None and common:
             for group, keys in before._keys.items():
-                self._keys[group] = keys[:common] + _with_group(self.hashes, group)
+                self._keys[group] = keys[:common] + with_group(self.hashes, group)
             self.hashes = before.hashes[:common] + self.hashes
 
     def keys(self, group: int) -> list[bytes]:
         """Return the pool's keys of all blocks in a KV cache group."""
         keys = self._keys.get(group)
         if keys is None:
-            keys = self._keys[group] = _with_group(self.hashes, group)
+            keys = self._keys[group] = with_group(self.hashes, group)
         return keys
 
 
@@ -84,6 +84,6 @@ def _common(first: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
     return most if same.all() else int(same.argmin())
 
 
-def _with_group(hashes: Sequence[bytes], group: int) -> list[bytes]:
+def with_group(hashes: Sequence[bytes], group: int) -> list[bytes]:
     suffix = group.to_bytes(4, "big")
     return [block_hash + suffix for block_hash in hashes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -13,8 +12,6 @@ from kvtune.base.errors import KvtuneError
 from kvtune.data.run.types import Run
 from kvtune.lab.device.cost import INSTANT, CopyTime
 from kvtune.lab.setup.setup import Setup
-from kvtune.lab.sim.build import sliced
-from kvtune.lab.sim.chains import BlockHashes
 from kvtune.lab.sim.simulators import Simulators
 from kvtune.reading.analysis.offload import offload
 from kvtune.requests.loads.spec import build
@@ -181,11 +178,3 @@ def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators
     with pytest.raises(KvtuneError, match="SimpleCPUOffloadConnector") as refused:
         replayed(simulators, ROUNDS, [engine(60, "--kv-transfer-config", other)])
     assert refused.value.exit_code == 2
-
-
-def test_a_requests_new_hashes_are_those_of_islice() -> None:
-    """The connector takes every n-th hash after those that it has; of anything but a list as before."""
-    values = [*range(37)]
-    for start, step in product((0, 1, 7, 36, 37, 90), (1, 2, 5)):
-        for kind in (list, BlockHashes, tuple, iter):
-            assert [*sliced(kind(values), start, None, step)] == values[start::step]

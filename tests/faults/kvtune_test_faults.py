@@ -4,6 +4,8 @@ A plugin of the tests' servers. In the worker it changes what a hit's blocks hol
 ignored in EngineCore. `other`: a block holds another prompt's tokens. `late`: a block's tokens are one place late.
 `state`: a recurrent state is what its block held before. `window`: a block of a window, likewise. `one_in_20`: `other`,
 for each twentieth hit only. `salt`: the cache_salt is left out of the blocks' hashes. `layer`: `other` in one layer.
+`scale`: a block is read with another block's scales, as fp8 has them: the keys and the values of each head are
+multiplied by the other block's largest number over their own. `adapter`: adapters are left out of the blocks' hashes.
 """
 
 from __future__ import annotations
@@ -34,6 +36,11 @@ def register() -> None:
 
         if keys.__name__ != "unsalted":
             kv_cache_utils.generate_block_hash_extra_keys = unsalted
+        return
+    if fault == "adapter":
+        from vllm.v1.core import kv_cache_utils
+
+        kv_cache_utils._gen_lora_extra_hash_keys = lambda request: []
         return
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -83,9 +90,16 @@ class Spoiler:
             for name in spec.layer_names[:1] if self.fault == "layer" else spec.layer_names:
                 for tensor in tensors(layers[name].kv_cache):
                     rows = by_block(tensor, runner.kv_cache_config.num_blocks)
-                    rows[block] = (
-                        rows[block].roll(1, dims=-2) if self.fault == "late" else rows[other].clone()
-                    )
+                    rows[block] = self.instead(rows[block], rows[other])
+
+    def instead(self, own: Any, other: Any) -> Any:
+        """What a block holds in place of its own."""
+        if self.fault == "late":
+            return own.roll(1, dims=-2)
+        if self.fault == "scale":
+            scales = [each.abs().amax(dim=(-2, -1), keepdim=True) for each in (other, own)]
+            return own * (scales[0] / scales[1])
+        return other.clone()
 
 
 def tensors(held: Any) -> list[Any]:

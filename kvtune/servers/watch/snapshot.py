@@ -6,6 +6,7 @@ import msgspec
 
 from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.tally import Hits, Tally
+from kvtune.servers.watch.drafts import Drafts
 from kvtune.servers.watch.facts import Next
 from kvtune.servers.watch.possible import Possible
 from kvtune.servers.watch.regime import Finding
@@ -96,6 +97,7 @@ class Snapshot(Hits, frozen=True, kw_only=True):
     regime: Finding | None = None
     """What bounds the server, by the looks of the last seconds; None before the second look."""
     possible: Possible | None = None
+    drafts: Drafts | None = None
     next: list[Next] = []
     """What would tell more, if the server publishes no events."""
 
@@ -117,5 +119,6 @@ def down(shot: Snapshot) -> Snapshot:
         evicted_age_s=None,
         cached_blocks=None,
         regime=None,
+        drafts=None,
         periods={name: period for name, period in shot.periods.items() if name not in SPANS},
     )

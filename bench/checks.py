@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,82 +22,80 @@ WEIGHTS = str(Path(__file__).parents[1] / "tests" / "weights")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (WEIGHTS, os.environ.get("PYTHONPATH"))))
 os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
 
-from tests.lab.engine.checked import FAULTS, SERVERS, check, server  # noqa: E402
+from tests.lab.engine.checked import FAULTS, SERVERS, check, plant, server  # noqa: E402
+
+HEAD = ("server", "verdicts", "wrong/hits", "exchanged told", "limit", "unsalted", "by path", "never shown")
 
 
-def row(name: str, answers: list[dict[str, Any]], seconds: float) -> str:
-    """A row of the table: how the runs ended, and each path as wrong/hits over all runs."""
+def row(name: str, answers: list[dict[str, Any]]) -> tuple[str, ...]:
+    """How the runs ended, and the wrong hits and all hits of each path, over all runs."""
     verdicts = Counter(answer["verdict"] for answer in answers)
-    paths: dict[str, list[int]] = {}
-    missing: dict[str, str] = {}
-    for path in (path for answer in answers for path in answer["paths"]):
-        sums = paths.setdefault(path["name"], [0, 0])
-        sums[0], sums[1] = sums[0] + path["wrong"], sums[1] + path["hits"]
-        if not path["hits"]:
-            missing[path["name"]] = path["why_not"]
-    shown = {path: sums for path, sums in paths.items() if sums[1]}
-    never = {path: why for path, why in missing.items() if path not in shown}
-    hits, wrong = (sum(sums[i] for sums in shown.values()) for i in (1, 0))
-    nats = max((answer["limit_nats"] for answer in answers), default=0.0)
-    told = sum(answer["exchanged"]["wrong"] for answer in answers)
-    exchanged = sum(answer["exchanged"]["hits"] for answer in answers)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    each = " ".join(f"{path} {sums[0]}/{sums[1]}" for path, sums in shown.items())
-    why = "; ".join(f"{path}: {text}" for path, text in never.items())
-    unsalted = sum(answer["unsalted"] for answer in answers)
-    known = f"{told}/{exchanged} | {nats:.2g} | {unsalted}"
-    return f"| {name} | {said} | {wrong}/{hits} | {known} | {each} | {why} | {seconds / max(1, len(answers)):.0f} |"
+    counts: dict[str, Counter[str]] = {}
+    for path in (path for answer in answers for path in [*answer["paths"], answer["exchanged"]]):
+        counts.setdefault(path["name"], Counter()).update(wrong=path["wrong"], hits=path["hits"])
+    exchanged = counts.pop("exchanged")
+    shown = {path: each for path, each in counts.items() if each["hits"]}
+    never = {path["name"]: path["why_not"] for path in answers[-1]["paths"] if path["name"] not in shown}
+    total = sum(shown.values(), Counter())
+    return (
+        name,
+        ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
+        f"{total['wrong']}/{total['hits']}",
+        f"{exchanged['wrong']}/{exchanged['hits']}",
+        f"{max(answer['limit_nats'] for answer in answers):.2g}",
+        str(sum(answer["unsalted"] for answer in answers)),
+        " ".join(f"{path} {each['wrong']}/{each['hits']}" for path, each in shown.items()),
+        "; ".join(f"{path}: {why}" for path, why in never.items()),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--models", nargs="*", default=[], choices=[*SERVERS, []], help="layouts; all by default"
-    )
+    parser.add_argument("--models", nargs="*", default=[], choices=[*SERVERS, []], help="layouts")
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--fill", type=int, default=1, help="runs that fill the pool, one after the other")
+    parser.add_argument("--at-once", type=int, default=5, help="the others at a time; not with a tier")
     parser.add_argument("--first", type=int, default=0, help="the first run's seed")
-    parser.add_argument(
-        "--faults", nargs="*", choices=[*FAULTS, []], help="which are planted; all without a name"
-    )
+    parser.add_argument("--faults", nargs="*", help="which are planted; all without a name")
     parser.add_argument("--prompts", default="22")
     parser.add_argument("--core", default="stock", choices=["stock", "kvtune"])
     parser.add_argument("-o", "--output", type=Path, help="a file; each answer is added to it as a line")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the server ends with us
-    served = [(name, "") for name in options.models or SERVERS]
-    if options.faults is not None:
-        faults = options.faults or FAULTS
-        served = [(name, fault) for fault in faults for name in options.models or [FAULTS[fault]]]
-    print(
-        "| server | verdicts | wrong/hits | exchanged told | limit | unsalted | wrong/hits by path | never shown | s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    for name, fault in served:
-        title = f"{name}, {fault}" if fault else name
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
+    for name in options.models or list(SERVERS if options.faults is None else FAULTS):
+        faults = [""] if options.faults is None else options.faults or FAULTS[name]
         with tempfile.TemporaryDirectory() as folder:
             try:
-                print(row(title, *checked(Path(folder), name, fault, options)), flush=True)
+                if any(faults):
+                    plant(Path(folder), "")
+                with server(Path(folder), name, options.core) as base:
+                    for fault in faults:
+                        plant(Path(folder), fault)
+                        print("|", " | ".join(checked(base, name, fault, options)), "|", flush=True)
             except AssertionError as error:
                 lines = next(Path(folder).glob("serve-*.log")).read_text(errors="replace").splitlines()
                 said = [line for line in lines if "Error: " in line]
-                print(f"{title}: {said[0] if said else error}", file=sys.stderr, flush=True)
+                print(f"{name}: {said[0] if said else error}", file=sys.stderr, flush=True)
 
 
-def checked(
-    folder: Path, name: str, fault: str, options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], float]:
-    """The answers of all runs on one server, and how long they took."""
-    answers = []
-    fill = [] if fault else ["--fill"]
-    with server(folder, name, fault, options.core) as base:
-        began = time.monotonic()
-        for seed in range(options.first, options.first + options.runs):
-            _, answer = check(base, "--prompts", options.prompts, "--seed", str(seed), *fill)
-            answers.append({"server": name, "fault": fault, "core": options.core, "seed": seed, **answer})
-            if options.output:
-                with options.output.open("a") as kept:
-                    kept.write(json.dumps(answers[-1]) + "\n")
-        return answers, time.monotonic() - began
+def checked(base: str, name: str, fault: str, options: argparse.Namespace) -> tuple[str, ...]:
+    """Run all checks on one server."""
+
+    def run(seed: int, *more: str) -> dict[str, Any]:
+        _, answer = check(base, "--prompts", options.prompts, "--seed", str(seed), *more)
+        if options.output:
+            with options.output.open("a") as kept:
+                about = {"server": name, "fault": fault, "core": options.core, "seed": seed}
+                kept.write(json.dumps(about | answer) + "\n")
+        return answer
+
+    seeds = range(options.first, options.first + options.runs)
+    alone = options.runs if "kv-offloading-size" in SERVERS[name].flags else 0 if fault else options.fill
+    answers = [run(seed, "--fill") for seed in seeds[:alone]]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        answers += pool.map(run, seeds[alone:])
+    return row(f"{name}, {fault}" if fault else name, answers)
 
 
 if __name__ == "__main__":

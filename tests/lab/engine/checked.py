@@ -53,17 +53,20 @@ OTHERS: dict[str, Served] = {
     ADAPTERS: Served("tiny-llama", 450, OF_32 | {"enable-lora": "", "max-lora-rank": "8"}),
 }
 """What stock cannot cache on a CPU, and what a check does not ask."""
-FAULTS: dict[str, str] = {
-    **dict.fromkeys(("other", "late", "one_in_20", "salt", "scale"), "full"),
-    **dict.fromkeys(("layer", "window"), "windows"),
-    "state": "states (GDN)",
+FAULTS: dict[str, tuple[str, ...]] = {
+    "full": ("other", "late", "one_in_20", "salt", "scale"),
+    "windows": ("layer", "window"),
+    "states (GDN)": ("state",),
 }
-"""Faults that a check sees, and the layout in which each is planted."""
+"""Faults that a check sees, by the layout in which each is planted."""
 
 
 @contextmanager
-def server(folder: Path, name: str, fault: str = "", core: str = "stock", **more: str) -> Iterator[str]:
-    """`vllm serve` with weights that make answers depend on the whole prompt. `more`: environment variables."""
+def server(folder: Path, name: str, core: str = "stock", **more: str) -> Iterator[str]:
+    """`vllm serve` with weights that make answers depend on the whole prompt. `more`: environment variables.
+
+    Faults can be planted in it if `plant` was called before.
+    """
     asked = (SERVERS | OTHERS)[name]
     draft: list[str] = []
     if asked.draft:
@@ -78,8 +81,14 @@ def server(folder: Path, name: str, fault: str = "", core: str = "stock", **more
     chosen |= {"served-model-name": asked.model, **asked.flags}
     chosen |= {"lora-modules": f"adapter={adapter(folder)}"} if name == ADAPTERS else {}
     chosen.pop("no-enable-prefix-caching", None)
+    fault = folder / "fault"
     path = os.pathsep.join([str(ROOT), PLANTS, os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": path, "KVTUNE_CORE": core, VARIABLE: fault, "KVTUNE_STRICT": "1"}
+    environment = {
+        "PYTHONPATH": path,
+        "KVTUNE_CORE": core,
+        VARIABLE: str(fault) if fault.exists() else "",
+        "KVTUNE_STRICT": "1",
+    }
     environment |= {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -90,6 +99,13 @@ def server(folder: Path, name: str, fault: str = "", core: str = "stock", **more
     command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     with served(folder, command, [*flags, *(EXACT_ROTARY if own else []), *draft], environment) as base:
         yield base
+
+
+def plant(folder: Path, fault: str) -> None:
+    """Plant a fault in the server of this folder, in place of the one before; none if it is empty."""
+    new = folder / "new"
+    new.write_text(fault)
+    new.replace(folder / "fault")
 
 
 def check(base: str, *words: str) -> tuple[int, dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvtune.plugin.core.plugin import MODULES
-from tests.lab.engine.checked import ADAPTERS, FAULTS, SERVERS, check, server, wrong
+from tests.lab.engine.checked import ADAPTERS, FAULTS, SERVERS, check, plant, server, wrong
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
@@ -72,25 +72,29 @@ def test_hits_of_each_part_of_the_core_alone_answer_as_cold(part: str, name: str
     as_cold(answer)
 
 
-@pytest.mark.parametrize(("fault", "name"), FAULTS.items())
-def test_a_fault_in_the_cache_is_found(fault: str, name: str, tmp_path: Path) -> None:
-    with server(tmp_path, name, fault) as base:
-        code, answer = check(base, "--prompts", "12" if fault == "one_in_20" else "6")
-    assert (code, answer["verdict"]) == (1, "differs")
-    found = sum(each for each, _ in wrong(answer).values())
-    hits = sum(hits for _, hits in wrong(answer).values())
-    assert answer["cold"]["wrong"] == 0
-    if fault == "salt":
-        assert answer["unsalted"]
-    elif fault == "one_in_20":
-        assert 1 <= found <= 8
-    elif fault != "scale":
-        assert found == hits
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_in_the_cache_is_found(name: str, tmp_path: Path) -> None:
+    plant(tmp_path, "")
+    with server(tmp_path, name) as base:
+        for fault in FAULTS[name]:
+            plant(tmp_path, fault)
+            code, answer = check(base, "--prompts", "12" if fault == "one_in_20" else "6")
+            assert (code, answer["verdict"]) == (1, "differs"), fault
+            found = sum(each for each, _ in wrong(answer).values())
+            hits = sum(hits for _, hits in wrong(answer).values())
+            assert answer["cold"]["wrong"] == 0
+            if fault == "salt":
+                assert answer["unsalted"]
+            elif fault == "one_in_20":
+                assert 1 <= found <= 8
+            elif fault != "scale":
+                assert found == hits, fault
 
 
 def test_an_adapter_that_shares_the_base_models_blocks_is_not_seen(tmp_path: Path) -> None:
     """A check asks the base model alone. The fault is there: an adapter hits what the base model computed."""
-    with server(tmp_path, ADAPTERS, "adapter") as base:
+    plant(tmp_path, "adapter")
+    with server(tmp_path, ADAPTERS) as base:
 
         def cached(model: str) -> int:
             body = {"model": model, "prompt": list(range(10, 210)), "max_tokens": 1, "cache_salt": "a"}

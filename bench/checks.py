@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--fill", type=int, default=1, help="runs that fill the pool, one after the other")
     parser.add_argument("--at-once", type=int, default=5, help="the others at a time; not with a tier")
-    parser.add_argument("--first", type=int, default=0, help="the first run's seed")
     parser.add_argument("--faults", nargs="*", help="which are planted; all without a name")
     parser.add_argument("--prompts", default="22")
     parser.add_argument("--core", default="stock", choices=["stock", "kvtune"])
@@ -94,14 +93,9 @@ def checked(base: str, name: str, fault: str, options: argparse.Namespace) -> tu
                 kept.write(json.dumps(about | answer) + "\n")
         return answer
 
-    seeds = range(options.first, options.first + options.runs)
-    alone = (
-        options.runs
-        if "kv-offloading-size" in (SERVERS | OTHERS)[name].flags
-        else 0
-        if fault
-        else options.fill
-    )
+    seeds = range(options.runs)
+    tier = "kv-offloading-size" in (SERVERS | OTHERS)[name].flags
+    alone = options.runs if tier else 0 if fault else options.fill
     answers = [run(seed, "--fill") for seed in seeds[:alone]]
     with ThreadPoolExecutor(options.at_once) as pool:
         answers += pool.map(run, seeds[alone:])

@@ -33,5 +33,5 @@ def drafts(period: Between) -> Drafts | None:
     now, hit, before, hit_before = shares
     collapsed = now is not None and now < COLLAPSED * (before or 0.0) and (hit or 0.0) > (hit_before or 0.0)
     rose = f": collapsed, and hits rose from {percent(hit_before)} to {percent(hit)}" if collapsed else ""
-    said = f"{percent(now)} accepted, {percent(before)} before the last {period.seconds:.0f} s{rose}"
-    return Drafts(now, before, collapsed, said)
+    sentence = f"{percent(now)} accepted, {percent(before)} before the last {period.seconds:.0f} s{rose}"
+    return Drafts(now, before, collapsed, sentence)

@@ -24,7 +24,8 @@ def metrics(proposed: int, accepted: int, queries: int, hits: int, loaded: int =
         "external_prefix_cache_hits": loaded,
     }
     lines = [f'vllm:{name}_total{{engine="0"}} {number}.0' for name, number in counts.items()]
-    positions = [f'vllm:spec_decode_num_{what}_tokens_per_pos_total{{engine="0",position="0"}} {9 * proposed}.0' for what in ("draft", "accepted")]  # fmt: skip
+    position = 'per_pos_total{engine="0",position="0"}'
+    positions = [f"vllm:spec_decode_num_{what}_tokens_{position} 9e9" for what in ("draft", "accepted")]
     return text(queries=queries, hits=hits) + "\n".join([*lines, *positions]) + "\n"
 
 
@@ -44,7 +45,11 @@ HEALTHY = (10_000, 6_340, 50_000, 5_000, 0)
     [
         ((20_000, 40, 50_000, 10_000, 20_000), 0.002, True),  # LMCache #4247: 63.4 -> 0.2 %
         ((20_000, 40, 50_000, 4_000, 20_000), 0.002, True),  # all that rose came from a connector
-        ((20_000, 40, 50_000, 5_000, 0), 0.002, False),  # hits did not rise: another load may be hard to guess
+        (
+            (20_000, 40, 50_000, 5_000, 0),
+            0.002,
+            False,
+        ),  # hits did not rise: another load may be hard to guess
         ((20_000, 4_000, 50_000, 40_000, 0), 0.2, False),  # other texts
         ((999, 0, 50_000, 40_000, 0), None, False),  # too few to say
     ],

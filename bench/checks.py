@@ -77,7 +77,7 @@ def main() -> None:
                         print("|", " | ".join(checked(base, name, fault, options)), "|", flush=True)
             except AssertionError as error:
                 lines = next(Path(folder).glob("serve-*.log")).read_text(errors="replace").splitlines()
-                said = [line for line in lines if "Error: " in line]
+                said = [line for line in lines if "ERROR" in line and "Error: " in line]
                 print(f"{name}: {said[0] if said else error}", file=sys.stderr, flush=True)
 
 

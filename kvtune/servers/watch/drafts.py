@@ -10,6 +10,7 @@ from kvtune.servers.watch.metrics import ACCEPTED, PROPOSED, Between
 
 LEAST, COLLAPSED = 1_000, 0.25
 """Tokens of which a share is taken; the part of the earlier share below which it is an alarm."""
+FEW = f"fewer than {LEAST:,} tokens: no share is said"
 SHARES = ((PROPOSED, ACCEPTED), ("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_hits"))
 
 
@@ -34,4 +35,4 @@ def drafts(period: Between) -> Drafts | None:
     collapsed = now is not None and now < COLLAPSED * (before or 0.0) and (hit or 0.0) > (hit_before or 0.0)
     rose = f": collapsed, and hits rose from {percent(hit_before)} to {percent(hit)}" if collapsed else ""
     sentence = f"{percent(now)} accepted, {percent(before)} before the last {period.seconds:.0f} s{rose}"
-    return Drafts(now, before, collapsed, sentence)
+    return Drafts(now, before, collapsed, FEW if now is before is None else sentence)

@@ -60,7 +60,8 @@ def test_hits_of_stock_answer_as_cold(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_hits_of_the_core_answer_as_cold(name: str, tmp_path: Path) -> None:
-    with server(tmp_path, name, core="kvtune") as base:
+    settings = {"packed": name == "states (Mamba-2)"}
+    with server(tmp_path, name, core="kvtune", KVTUNE_SET=json.dumps(settings)) as base:
         _, answer = check(base, *ENOUGH, "--fill")
     as_cold(answer)
 

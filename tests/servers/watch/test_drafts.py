@@ -65,7 +65,8 @@ def test_a_collapse_is_an_alarm_only_where_hits_rose(
 def test_the_sentence_has_both_shares_and_what_rose() -> None:
     says = "0.2 % accepted, 63.4 % before the last 300 s: collapsed, and hits rose from 10.0 % to 60.0 %"
     assert judged(HEALTHY, (20_000, 40, 50_000, 10_000, 20_000)).sentence == says
-    assert judged((0, 0, 0, 0), HEALTHY[:4]).sentence == "63.4 % accepted, – before the last 300 s"
+    assert judged((0, 0, 0, 0, 0), (18, 4, 0, 0, 0)).sentence == "fewer than 1,000 tokens: no share is said"
+    assert judged((0, 0, 0, 0, 0), HEALTHY).sentence == "63.4 % accepted, – before the last 300 s"
 
 
 def test_watch_shows_it_and_says_nothing_of_a_server_that_does_not_draft(

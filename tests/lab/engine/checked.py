@@ -35,12 +35,13 @@ OF_32 = {"block-size": "32"}
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
 SERVERS: dict[str, Served] = {
     "full": Served("tiny-opt", 450, OF_32),
-    "blocks of 128, hits of 32": Served("tiny-llama", 120, {"block-size": "128", "prefix-match-unit": "32"}),
+    "full, blocks of 128": Served("tiny-llama", 120, {"block-size": "128"}),
     "windows": Served("tiny-gemma3", 900, OF_32),
     "windows, experts": Served("gptoss", 900, OF_32),
     "windows of other heads": Served("gemma4", 450, {"block-size": "64"}),
     "chunks": Served("llama4", 900, OF_32),
     "states (GDN)": Served("tiny-qwen3next", 60),
+    "states (GDN), hits of 32": Served("tiny-qwen3next", 60, {"prefix-match-unit": "32"}),
     "states (convolutions), experts": Served("lfm2moe", 2000),
     "host tier": Served("tiny-llama", 450, OF_32 | {"kv-offloading-size": "0.2"}),
     "ngram drafts": Served("tiny-llama", 450, OF_32 | {"speculative-config": NGRAM}),

@@ -27,7 +27,7 @@ ALONE = {
     "layout": ("states (GDN)", "states (Mamba-2)"),
 }
 """Parts of the core, and layouts for which each does something."""
-WHOLE = ("full", "blocks of 128, hits of 32", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
+WHOLE = ("full", "full, blocks of 128", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
 
 
 def only(part: str) -> str:

@@ -121,7 +121,7 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("check: whether a hit answers as a recomputation", "docs/check.md", 450),
     ("check: whether a hit answers as a recomputation", "docs/commands.md", 11),
     ("check: its paths", "kvtune/answers", 99),
-    ("check: proved on each layout, with faults and each part of the core", "tests", 163),
+    ("check: proved on each layout, with faults and each part of the core", "tests", 155),
     ("check: proved on each layout, with faults and each part of the core", "bench", 106),
     ("check: named where a recipe is confirmed", "kvtune/answers", 1),
     ("check: named where a recipe is confirmed", "docs/tuning.md", 8),

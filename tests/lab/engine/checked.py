@@ -123,24 +123,20 @@ def wrong(answer: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def adapter(folder: Path) -> str:
-    """Write an adapter of tiny-llama's queries and values, with random weights; its folder."""
+    """Write an adapter of tiny-llama's queries, with random weights; its folder."""
     import torch
     from safetensors.torch import save_file
 
-    made, rank = folder / "adapter", 8
+    made = folder / "adapter"
     made.mkdir()
-    targets = {"q_proj": 128, "v_proj": 64}
-    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": list(targets)}
-    (made / "adapter_config.json").write_text(
-        json.dumps({**fields, "bias": "none", "base_model_name_or_path": ""})
-    )
+    fields = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
+    (made / "adapter_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": ""}))
     generator = torch.Generator().manual_seed(0)
     weights = {
-        f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight": torch.randn(
-            (rank, 128) if half == "A" else (width, rank), generator=generator
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{half}.weight": torch.randn(
+            (8, 128) if half == "A" else (128, 8), generator=generator
         )
         for layer in range(2)
-        for name, width in targets.items()
         for half in "AB"
     }
     save_file(weights, str(made / "adapter_model.safetensors"))

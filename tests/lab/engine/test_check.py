@@ -17,17 +17,17 @@ from tests.lab.engine.checked import ADAPTERS, FAULTS, SERVERS, check, plant, se
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
-ENOUGH = ("--prompts", "22")
-"""Prompts after which a path is as cold, if each exchanged block is told."""
+ENOUGH, SLOW = 22, 6
+"""Prompts after which a path is as cold, if each exchanged block is told; those of a model that takes minutes."""
 ALONE = {
     "pool": ("full", "windows", "windows, experts"),
     "states": ("states (GDN)",),
     "decode": ("full", "windows"),
-    "outputs": ("full", "states (GDN)"),
+    "outputs": ("full", "windows"),
     "layout": ("states (GDN)", "states (Mamba-2)"),
 }
 """Parts of the core, and layouts for which each does something."""
-WHOLE = ("full", "full, blocks of 128", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
+WHOLE = ("full", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
 
 
 def only(part: str) -> str:
@@ -36,41 +36,43 @@ def only(part: str) -> str:
     return json.dumps(switches)
 
 
-def as_cold(answer: dict[str, Any]) -> None:
-    """All paths that were shown, and shown often enough, are as cold; no hit is wrong."""
+def prompts(name: str) -> int:
+    return SLOW if name.startswith("states (GDN)") else ENOUGH
+
+
+def as_cold(answer: dict[str, Any], asked: int) -> None:
+    """No hit is wrong, and paths that were shown often enough are as cold."""
     shown = wrong(answer)
-    assert {"whole", "shortest", "junction"} <= set(shown) and not any(each for each, _ in shown.values()), (
-        shown
-    )
-    exchanged = answer["exchanged"]
-    assert exchanged["wrong"] == exchanged["hits"] == 22, "the answers say too little of their prompts"
-    assert {each["verdict"] for each in answer["paths"] if each["hits"] == 22} == {"as cold"}
+    assert {"whole", "shortest", "junction"} <= set(shown) and not any(each for each, _ in shown.values())
+    told = answer["exchanged"]
+    assert told["wrong"] == told["hits"] == asked, "the answers say too little of their prompts"
+    verdict = "as cold" if asked >= ENOUGH else "cannot tell"
+    assert {each["verdict"] for each in answer["paths"] if each["hits"] == asked} == {verdict}
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_hits_of_stock_answer_as_cold(name: str, tmp_path: Path) -> None:
     with server(tmp_path, name) as base:
-        code, answer = check(base, *ENOUGH, "--fill")
-    as_cold(answer)
+        _, answer = check(base, "--prompts", str(prompts(name)), "--fill")
+    as_cold(answer, prompts(name))
     shown = set(wrong(answer))
-    assert code in (0, 3) and "full" in shown
+    assert "full" in shown and (name != "windows" or "edge" in shown)
     assert ({"tier", "mixed"} <= shown) == answer["layout"]["tier"] == (name == "host tier")
-    assert ("edge" in shown) == (name == "windows"), "the others' config.json is a twin's"
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_hits_of_the_core_answer_as_cold(name: str, tmp_path: Path) -> None:
     settings = {"packed": name == "states (Mamba-2)"}
     with server(tmp_path, name, core="kvtune", KVTUNE_SET=json.dumps(settings)) as base:
-        _, answer = check(base, *ENOUGH, "--fill")
-    as_cold(answer)
+        _, answer = check(base, "--prompts", str(prompts(name)), "--fill")
+    as_cold(answer, prompts(name))
 
 
 @pytest.mark.parametrize(("part", "name"), [(part, name) for part, names in ALONE.items() for name in names])
 def test_hits_of_each_part_of_the_core_alone_answer_as_cold(part: str, name: str, tmp_path: Path) -> None:
     with server(tmp_path, name, core="kvtune", KVTUNE_SET=only(part)) as base:
-        _, answer = check(base, *ENOUGH)
-    as_cold(answer)
+        _, answer = check(base, "--prompts", str(prompts(name)))
+    as_cold(answer, prompts(name))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -81,8 +83,7 @@ def test_each_fault_in_the_cache_is_found(name: str, tmp_path: Path) -> None:
             plant(tmp_path, fault)
             code, answer = check(base, "--prompts", "12" if fault == "one_in_20" else "6")
             assert (code, answer["verdict"]) == (1, "differs"), fault
-            found = sum(each for each, _ in wrong(answer).values())
-            hits = sum(hits for _, hits in wrong(answer).values())
+            found, hits = (sum(pair[i] for pair in wrong(answer).values()) for i in (0, 1))
             assert answer["cold"]["wrong"] == 0
             if fault == "salt":
                 assert answer["unsalted"]

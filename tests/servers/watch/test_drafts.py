@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ def metrics(proposed: int, accepted: int, queries: int, hits: int, loaded: int =
         "spec_decode_num_drafts": proposed // 3,
         "spec_decode_num_draft_tokens": proposed,
         "spec_decode_num_accepted_tokens": accepted,
-        "external_prefix_cache_queries": queries - hits,
         "external_prefix_cache_hits": loaded,
     }
     lines = [f'vllm:{name}_total{{engine="0"}} {number}.0' for name, number in counts.items()]
@@ -69,9 +67,7 @@ def test_the_sentence_has_both_shares_and_what_rose() -> None:
     assert judged((0, 0, 0, 0, 0), HEALTHY).sentence == "63.4 % accepted, – before the last 300 s"
 
 
-def test_watch_shows_it_and_says_nothing_of_a_server_that_does_not_draft(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_watch_says_nothing_of_a_server_that_does_not_draft(capsys: pytest.CaptureFixture[str]) -> None:
     for drafting in (True, False):
         page = metrics(*HEALTHY) if drafting else text(queries=50_000, hits=5_000)
         with http(Answers(page)) as base:

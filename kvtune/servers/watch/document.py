@@ -134,6 +134,7 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
         ("pool", f"{DASH if shot.pool_use is None else percent(shot.pool_use)}{blocks}"),
         ("tokens/s", f"prompt {_number(shot.prompt_tokens_s)}, output {_number(shot.output_tokens_s)}"),
         ("times", f"first token {_pair(shot.first_token)}, between tokens {_pair(shot.between_tokens)}"),
+        *((("drafts", shot.drafts.sentence),) if shot.drafts else ()),
     )
     yield Section("now", "Now", facts=facts)
     if shot.regime is not None:

@@ -19,6 +19,7 @@ LABELS_OF_CACHE = "cache_config_info"
 STARTED = "process_start_time_seconds"
 DRAFTS = "spec_decode_num_drafts"
 STORED = "kv_offload_store_bytes"
+PROPOSED, ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 CORE, CORE_SETTINGS = "kvtune_core_active", "kvtune_core_settings"
 """Series of a server that runs kvtune's plugin."""
 CLOCK_S = 0.05
@@ -33,7 +34,7 @@ WANTED = (
     "prompt_tokens",
     "generation_tokens",
     "num_preemptions",
-    DRAFTS,
+    *(DRAFTS, PROPOSED, ACCEPTED),
     "request_success",
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",

@@ -6,6 +6,7 @@ import msgspec
 
 from kvtune.data.run.extras import ServerDivergence, ServerPrefix
 from kvtune.data.tally import Hits, Tally
+from kvtune.servers.watch.drafts import Drafts
 from kvtune.servers.watch.facts import Next
 from kvtune.servers.watch.possible import Possible
 from kvtune.servers.watch.regime import Finding
@@ -99,6 +100,7 @@ class Snapshot(Hits, frozen=True, kw_only=True):
     possible: Possible | None = None
     tier: TierUse | None = None
     """What came of the tier below the pool; None: the server has none."""
+    drafts: Drafts | None = None
     next: list[Next] = []
     """What would tell more, if the server publishes no events."""
 
@@ -120,5 +122,6 @@ def down(shot: Snapshot) -> Snapshot:
         evicted_age_s=None,
         cached_blocks=None,
         regime=None,
+        drafts=None,
         periods={name: period for name, period in shot.periods.items() if name not in SPANS},
     )

@@ -23,6 +23,7 @@ from kvtune.data.show.terminal import one_line
 from kvtune.requests.log.token_ids import unpacked
 from kvtune.servers.watch.account import Account
 from kvtune.servers.watch.cache import BYTES_CPU_S, LOOK_CPU_S, MOST_HELD_BYTES
+from kvtune.servers.watch.drafts import drafts
 from kvtune.servers.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.servers.watch.events import TRIED, Hash, Reader, Received
 from kvtune.servers.watch.facts import Facts, ShapeAtHand
@@ -427,6 +428,7 @@ class Watched:
         limits = self.facts.limits
         return {
             "regime": finding(looks, limits),
+            "drafts": drafts(Between(self._before(LONG_S).scrape, short.last)),
             "possible": possible(short, self.facts.shape, limits.longest, self.account.block_size),
             "next": self.facts.more() if events.state == "off" else [],
         }

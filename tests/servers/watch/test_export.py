@@ -239,6 +239,7 @@ def test_board_and_alerts_are_printed_and_name_only_series_that_exist(
         ours = text_of(exporter.url) + generate_latest(registry).decode()
     theirs = recorded("full_attention").metrics
     later = {"kvtune_running_requests", "kvtune_waiting_requests", "kvtune_pool_use_ratio"}
+    later |= {f"vllm:spec_decode_num_{each}_tokens_total" for each in ("accepted", "draft")}
     later |= {"kvtune_cached_blocks", "kvtune_evicted_age_seconds", "kvtune_events_complete"}
     for query in [*queries(), *(rule["expr"] for rule in rules())]:
         assert "$" not in query

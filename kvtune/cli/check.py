@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
 from kvtune.base.errors import EXIT_FAILED, EXIT_UNKNOWN, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Query, option
+from kvtune.cli.query import Query, When, option
+
+MADE = When("how prompts are made", replay=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckQuery(Query):
     url: options.Url
-    prompts: int = option(32, "N", min=2, max=256)("""How many prompts take each path. With 32, a fault in
+    prompts: int = option(32, "N", MADE, min=2, max=256)("""How many prompts take each path. With 32, a fault in
         one of ten hits is seen with up to 97 %.""")
     tokens: int = option(16, "N", min=1, max=100)("Length of each answer.")
+    replay: Path | None = option(None, "FILE")("""The prompts of an earlier --json, in which a tier may have
+        kept them.""")
     fill: bool = option(False)("Fill the pool, and empty it for a tier: evicts what the server holds.")
     yes: bool = option(False)("Send the requests without asking.")
     seed: options.Seed = 0
@@ -33,7 +38,7 @@ def check(query: CheckQuery) -> int:
 
     Sends load, after it said how much. Exit code: 1 if hits differ, 3 if that cannot be told.
     """
-    from kvtune.answers.check.course import Course, layout_of, prompts
+    from kvtune.answers.check.course import Course, Earlier, earlier, layout_of, prompts
     from kvtune.answers.check.document import document
     from kvtune.answers.check.result import answer
     from kvtune.base.units import count
@@ -43,19 +48,20 @@ def check(query: CheckQuery) -> int:
     from kvtune.servers.watch.client import headers_of
     from kvtune.servers.watch.server import Server
 
+    file = earlier(query.replay) if query.replay else None
     server = Server(query.url, headers_of(query.header or []), query.insecure)
     try:
         layout = layout_of(server, shape_at_hand)
-        asked = prompts(server, layout, query.prompts, query.seed)
-        course = server, server.card().id, layout, asked, query.tokens, query.fill
-        price = Course(*course).run()
+        file = file or Earlier(prompts(server, layout, query.prompts, query.seed), [""])
+        asked = server, server.card().id, layout, file.prompts, query.tokens, query.fill, file.salts
+        price = Course(*asked).run()
         load = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
         if not query.yes and not sys.stdin.isatty():
             raise UsageError(f"check would send {load}, and there is no terminal to ask", "add --yes")
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
             return EXIT_UNKNOWN
         begin(load)
-        made = answer(Course(*course, begin, counts=layout.tier).run())
+        made = answer(Course(*asked, begin, counts=layout.tier).run())
     finally:
         server.close()
     print_answer(made, document(made), json=query.json, md=query.md, page=query.page)

@@ -337,6 +337,20 @@ def _texts(path: Path) -> None:
         without_secrets(["--hf-overrides", text])
 
 
+def _earlier(path: Path) -> None:
+    """The prompts of somebody's `kvtune check --json`, and every way to them."""
+    from kvtune.answers.check.course import earlier
+    from kvtune.answers.check.paths import COLD, PATHS, Layout, way
+
+    prompts = earlier(path).prompts
+    for number in range(min(4, len(prompts))):
+        for name in PATHS.keys() - COLD:
+            way(name, Layout(blocks=[16, 384], window=64), prompts, number, 16)
+
+
+EARLIER = json.dumps(
+    {"prompts": [[*range(9, 200)], [7] * 180], "salts": ["a", ""], "url": "http://h"}
+).encode()
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "usage": {"prompt_tokens": 3}}).encode()
 LOAD = ("bounds", "-w")
 READERS = {
@@ -395,6 +409,7 @@ READERS = {
         _tapped,
         command=lambda path: [*LOAD, f"requests:path={path},limit=9"],
     ),
+    "check": Reader(lambda: [("a.json", EARLIER)], json_changed, _earlier, "a.json"),
     "step cost": Reader(_nominal, json_changed, _step_cost),
     "config": Reader(
         _files("tests/data/layout/configs/*.json", "kvtune/data/layout/models/*/config.json"),

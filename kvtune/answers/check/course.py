@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import contains
+from pathlib import Path
 from random import Random, SystemRandom
 from secrets import token_hex
 from typing import Annotated
@@ -17,7 +18,9 @@ from msgspec import Meta
 
 from kvtune.answers.check import paths
 from kvtune.answers.check.judge import AGAIN, Answer, distance, limit
-from kvtune.base.errors import KvtuneError
+from kvtune.base.bounded import decode_json_as
+from kvtune.base.errors import KvtuneError, UsageError, reason
+from kvtune.base.files import read_regular
 from kvtune.servers.watch.client import StatusError
 from kvtune.servers.watch.facts import Facts, ShapeAtHand
 from kvtune.servers.watch.metrics import Between
@@ -33,6 +36,9 @@ COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_
 FIELDS = {"temperature": 0.0, "logprobs": 5, "ignore_eos": True, "return_tokens_as_token_ids": True}
 
 
+_Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens_details: dict[str, Annotated[int, Meta(ge=0)] | None] | None = None
 
@@ -44,6 +50,13 @@ class _Choice(msgspec.Struct):
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+class Earlier(msgspec.Struct):
+    """What is read of a check's `--json`, which may be anyone's: no address. `salts`: as `Course.salts`."""
+
+    prompts: Annotated[list[Annotated[list[_Id], Meta(min_length=4 * paths.ENDS)]], Meta(min_length=2)]
+    salts: list[Annotated[str, Meta(max_length=100)]]
 
 
 def layout_of(server: Server, shape_at_hand: ShapeAtHand) -> paths.Layout:
@@ -63,6 +76,18 @@ def layout_of(server: Server, shape_at_hand: ShapeAtHand) -> paths.Layout:
         longest=longest,
         tier=offloads or bool(scrape.get("external_prefix_cache_queries")),
     )
+
+
+def earlier(path: Path) -> Earlier:
+    """Read the prompts of an earlier check. UsageError if the file has none."""
+    try:
+        file = decode_json_as(read_regular(path, 64 << 20), Earlier)
+        if len(file.salts) != len(file.prompts):
+            raise ValueError("not a salt for each prompt")
+        return file
+    except (OSError, ValueError) as error:
+        what = f"{path} has no prompts of a check: {reason(error)}"
+        raise UsageError(what, "give what `kvtune check --json` printed") from None
 
 
 def prompts(server: Server, layout: paths.Layout, count: int, seed: int) -> list[list[int]]:
@@ -106,7 +131,8 @@ class Compared(msgspec.Struct, frozen=True):
 class Course:
     """One check. `counts`: counters tell what hits. `sent`: requests; `computed`: their prompt tokens that missed.
 
-    `say` is told what begins. Without it nothing is sent: what a check would send at most is counted.
+    `say` is told what begins. Without it nothing is sent: what a check would send at most is counted. `salts`: the last
+    under which each prompt was primed as a whole; `kept`: those of an earlier check.
     """
 
     server: Server
@@ -115,6 +141,7 @@ class Course:
     prompts: Sequence[list[int]]
     tokens: int
     fill: bool
+    kept: Sequence[str] = ("",)
     say: Callable[[str], None] | None = None
     compared: list[Compared] = field(default_factory=list)
     sent: int = 0
@@ -123,6 +150,7 @@ class Course:
 
     def run(self) -> Course:
         """Ask for the cold answers, alone and in batches, which compute them in other parts, and for each path's."""
+        self.salts = [""] * len(self.prompts)
         self.fitting = self.layout.pool // (2 * max(map(len, self.prompts)))
         self.cold = [self.ask(ids, tokens=self.tokens)[0][0] for ids in self.prompts]
         colds = [*zip(range(len(self.cold)), self.prompts, self.cold, strict=True)]
@@ -130,7 +158,7 @@ class Course:
             for start in range(0, len(colds), size):
                 self._again(*colds[start : start + size])
         for name in list(paths.PATHS)[1:]:
-            if not (self.unsalted or paths.why_not(name, self.layout, self.fill)):
+            if not (self.unsalted or paths.why_not(name, self.layout, self.kept, self.fill)):
                 self._take(name)
         return self
 
@@ -161,10 +189,12 @@ class Course:
             since, primed = self.sent, []
             for number in batch:
                 plan = paths.way(name, self.layout, self.prompts, number, self.tokens)
-                salt, start = token_hex(16), []
+                salt, start = self.kept[number] if name == "kept" else token_hex(16), []
                 for ids in plan.primers:
                     (answer,), *_ = self.ask(ids, salt=salt, tokens=self.tokens if plan.turn else 1)
                     start = [*ids, *(int(name[9:]) for name in answer.tokens)] if plan.turn else []
+                    if ids is self.prompts[number]:
+                        self.salts[number] = salt
                 primed.append((number, plan, salt, start))
             if name == "full":  # half of what was primed is left
                 self._fill(self.layout.pool - sum(len(self.prompts[number]) for number in batch) // 2)

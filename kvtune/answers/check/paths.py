@@ -33,6 +33,7 @@ COLD = ("null", "exchanged")
 PATHS = {
     "null": "cold again",
     "exchanged": "one block exchanged",
+    "kept": "kept by a tier since FILE was made",
     "whole": "the same prompt again",
     "inside": "a hit that ends inside a block",
     "shortest": "the shortest hit",
@@ -43,9 +44,8 @@ PATHS = {
     "tier": "from a tier alone",
     "mixed": "part local, part from a tier",
 }
-TIER = ("tier", "mixed")
-"""Before these the cache is emptied, and a connector must load."""
-FILLED = ("full", *TIER)
+TIER, FILLED = ("kept", "tier", "mixed"), ("full", "tier", "mixed")
+"""On these a connector must load; before these the pool is filled, or emptied."""
 
 
 class Way(NamedTuple):
@@ -63,8 +63,10 @@ class Way(NamedTuple):
     turn: bool = False
 
 
-def why_not(name: str, layout: Layout, fill: bool) -> str:
-    """Say why a server cannot show a path."""
+def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
+    """Say why a server cannot show a path. `kept`: salts of an earlier check."""
+    if name == "kept" and not all(kept):
+        return "only with --replay FILE, of a check that primed this tier"
     if name == "edge" and not layout.window:
         return "no window is known: the model has none, or its config.json is not on this machine"
     if name in TIER and not layout.tier:
@@ -90,6 +92,7 @@ def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, to
     wrong = [*ids[:start], *other[start : start + small], *ids[start + small :]]
     ways = {
         "exchanged": Way(wrong, hits=range(1), local=False),
+        "kept": Way(ids, local=False, loaded=True),
         "inside": Way(ids, [parted(layout, ids, end, other, max(1, block // 8))], hits=range(1, end + 1)),
         "shortest": Way(ids, [parted(layout, ids, block + 3, other, 2)], hits=range(1, block + 4)),
         "junction": Way(

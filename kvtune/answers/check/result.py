@@ -52,6 +52,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     paths: list[OfPath]
     differ: list[Compared]
     common: str
+    prompts: list[list[int]]
+    salts: list[str]
 
 
 def answer(course: Course) -> Check:
@@ -78,6 +80,8 @@ def answer(course: Course) -> Check:
         paths=paths,
         differ=[row for row, wrong in hits if wrong],
         common=common([(features(row, course.layout), wrong) for row, wrong in hits]),
+        prompts=[*course.prompts],
+        salts=course.salts,
     )
 
 
@@ -103,7 +107,9 @@ def _of_path(name: str, course: Course, beyond: float, seen: float) -> OfPath:
         any(row.repeats and row.nats > beyond for row in hits)
         or fisher(wrong, count, wrong, count + colds) < RARE
     )
-    why = why_not(name, course.layout, course.fill) or ("" if hits else "no request hit like that")
+    why = why_not(name, course.layout, course.kept, course.fill) or (
+        "" if hits else "no request hit like that"
+    )
     equal = sum(row.cold.tokens == row.answer.tokens for row in hits)
     nats = max((row.nats for row in hits), default=0.0)
     return OfPath(name, why, asked, count, wrong, equal, nats, *judged(wrong, count, seen, sure))

@@ -230,3 +230,19 @@ def test_the_same_prompts_are_asked_again(capsys: pytest.CaptureFixture[str]) ->
         assert each["ids"] in [body["prompt"][0] for body in again.bodies]
     check(other := Toy(), capsys, "--prompts", "6", "--seed", "4")
     assert other.bodies[0]["prompt"] != toy.bodies[0]["prompt"]
+
+
+def test_what_a_tier_kept_over_a_restart_is_asked_for_under_the_salts_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy, file = Toy(1e-3, tier=set()), tmp_path / "a.json"
+    _, first = check(toy, capsys, "--prompts", "4", "--fill")
+    file.write_text(json.dumps(first))
+    again = Toy(1e-3, lambda hit: hit.loaded > 0, tier=toy.tier)
+    code, answer = check(again, capsys, "--replay", str(file))
+    shown = {each["name"]: (each["wrong"], each["hits"]) for each in answer["paths"] if each["hits"]}
+    assert code == 1 and shown["kept"] == (4, 4) and shown["whole"] == (0, 4)
+    assert answer["common"] == "all where the hit is from a tier" and answer["prompts"] == first["prompts"]
+    file.write_text(json.dumps(first | {"salts": []}))
+    with serving(Toy()) as url:
+        assert run(["check", url, "--yes", "--replay", str(file)]) == 2

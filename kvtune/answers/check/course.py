@@ -179,15 +179,16 @@ class Course:
             self.compared.append(Compared("null", number, ids, cold, answer, distance(cold, answer), taken))
 
     def _take(self, name: str) -> None:
-        """Ask for one path's answers, all prompts at a time if the cache is cleared for it."""
+        """Ask for one path's answers, as many prompts at a time as fit if the cache is cleared for it."""
         if self.say:
             self.say(paths.PATHS[name])
-        beyond, numbers = self.limit, range(len(self.prompts))
-        if name in paths.FILLED:  # what is primed must fit
-            numbers = numbers[: max(1, self.fitting)]
-        for batch in [numbers] if name in paths.FILLED else [[number] for number in numbers]:
+        beyond, size = (
+            self.limit,
+            max(1, self.fitting) if name in paths.FILLED else 1,
+        )  # what is primed must fit
+        for first in range(0, len(self.prompts), size):
             since, primed = self.sent, []
-            for number in batch:
+            for number in range(len(self.prompts))[first : first + size]:
                 plan = paths.way(name, self.layout, self.prompts, number, self.tokens)
                 salt, start = self.kept[number] if name == "kept" else token_hex(16), []
                 for ids in plan.primers:
@@ -196,8 +197,8 @@ class Course:
                     if ids is self.prompts[number]:
                         self.salts[number] = salt
                 primed.append((number, plan, salt, start))
-            if name == "full":  # half of what was primed is left
-                self._fill(self.layout.pool - sum(len(self.prompts[number]) for number in batch) // 2)
+            if name == "full":  # an eighth of what was primed goes
+                self._fill(self.layout.pool - sum(len(plan.ids) for _, plan, *_ in primed) * 7 // 8)
             elif name in paths.FILLED:
                 self._empty()
             for number, plan, salt, start in reversed(primed):

@@ -61,7 +61,7 @@ def check(query: CheckQuery) -> int:
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
             return EXIT_UNKNOWN
         begin(load)
-        made = answer(Course(*asked, begin, counts=layout.tier).run())
+        made = answer(Course(*asked, begin, counts=layout.tier or bool(query.replay)).run())
     finally:
         server.close()
     print_answer(made, document(made), json=query.json, md=query.md, page=query.page)

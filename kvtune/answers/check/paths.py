@@ -69,7 +69,7 @@ def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
         return "only with --replay FILE, of a check that primed this tier"
     if name == "edge" and not layout.window:
         return "no window is known: the model has none, or its config.json is not on this machine"
-    if name in TIER and not layout.tier:
+    if name in TIER and name != "kept" and not layout.tier:
         return "the server has no KV connector"
     if name in FILLED and not (fill and layout.pool):
         return f"only with --fill: it evicts all that the server holds, {layout.pool:,} tokens"

@@ -44,17 +44,17 @@ class QuickLru(LRUCachePolicy):  # type: ignore[misc]
         deque(map(self.chunks.move_to_end, filter(self.chunks.__contains__, keys)), 0)
 
     def evict(self, n: int, protected: set[Key]) -> list[tuple[Key, ChunkStatus]] | None:
-        kept, found = set(self.kept), list[tuple[Key, ChunkStatus]]()
+        kept, evicted = set(self.kept), list[tuple[Key, ChunkStatus]]()
         for key, chunk in self.chunks.items():
-            if len(found) == n:
+            if len(evicted) == n:
                 break
             if chunk.ref_cnt == 0 and key not in kept:
-                found.append((key, chunk))
-        if len(found) < n:
+                evicted.append((key, chunk))
+        if len(evicted) < n:
             return None
-        for key, _ in found:
+        for key, _ in evicted:
             del self.chunks[key]
-        return found
+        return evicted
 
     def mark_evictable(self, key: Key) -> None:
         """Do nothing: `evict` asks the chunk."""
@@ -115,8 +115,8 @@ class QuickSide(OffloadingConnectorScheduler):  # type: ignore[misc]
     """vLLM's connector in the scheduler's role, on a QuickManager and without events that describe chunks."""
 
     def _maximal_prefix_lookup(self, keys: Iterable[Key], *_: object) -> int | None:
-        found = [chunk.ref_cnt for chunk in takewhile(truth, map(self.manager._policy.chunks.get, keys))]
-        return None if -1 in found else len(found)
+        readers = [chunk.ref_cnt for chunk in takewhile(truth, map(self.manager._policy.chunks.get, keys))]
+        return None if -1 in readers else len(readers)
 
     def get_external_cache_hit_sources(self, *_: object) -> None:
         """Return nothing: a statistic for clients, which would sort the places of all loaded chunks."""

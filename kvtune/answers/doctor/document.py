@@ -365,7 +365,7 @@ def _tier(tier: Tier, report: ModelReport) -> Section:
                 "mapped",
                 f"{size(tier.mapped_bytes)} by all ranks: {count(tier.blocks)} blocks, each of any group",
             ),
-            ("on ROCm, in 0.26", f"{size(tier.rounded_bytes)}: each tensor is pinned as a power of two"),
+            ("on ROCm, or vLLM 0.26", f"{size(tier.rounded_bytes)}: each tensor is pinned as a power of two"),
             ("with SimpleCPU", f"{size(tier.simple_bytes)}; loads what the pool would hit, answers too"),
             ("with LMCache", f"chunks of 256 tokens{fits}"),
             ("with Mooncake", "what retention keeps, and no state of an answer (vllm#56972)"),

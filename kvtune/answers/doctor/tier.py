@@ -185,7 +185,7 @@ def tier_findings(tier: Tier, pool_blocks: int) -> Iterator[Finding]:
     """Return what makes the tier useless."""
     longest, held = tier.prompts[-1], f"it holds {count(tier.blocks)} blocks"
     if tier.blocks <= pool_blocks:
-        text = f"{held}, the pool {count(pool_blocks)}: what is in the tier is in the pool, too"
+        text = f"{held}, no more than the pool: what is in the tier is in the pool, too"
         yield Finding("warning", "tier", text, "a larger one, or none")
     if not longest.again or not tier.blocks:
         yield Finding("warning", "tier", f"{held}; of {count(longest.tokens)} tokens none loads", "none")

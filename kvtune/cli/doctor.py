@@ -10,6 +10,8 @@ from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When, argument, either, option
 from kvtune.data.run.output import OUTPUT_VARIABLE, REPORTS
 
+TIMED = either("for the times of a tier", "tier flags log")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorQuery(Query):
@@ -27,6 +29,8 @@ class DoctorQuery(Query):
         flags are read from it, and its block, pool and refusal are held against the prediction.""")
     tier: str = option("", "SIZE", *either("for a MODEL's cache", "model flags log"))("""What a tier of host memory of
         this size for each engine would hold and load: 500GiB.""")
+    like: Path | None = option(None, "RUN", *TIMED, parser=options.run_path)("""A run of MODEL:
+        how long a token takes to compute.""")
     vllm: bool = option(False, *either("for what vLLM says of a MODEL", "model flags log"))("""Ask vLLM about MODEL,
         and replay when a shared prefix hits. Without it arithmetic answers where it can: for a family that it
         knows, without -w, flags and a GPU's --like-device.""")
@@ -52,7 +56,7 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.requests.loads.spec import build
 
-    about = with_tier(asked_of(query.model, query.flags, query.log, query.platform), query.tier)
+    about = with_tier(asked_of(query.model, query.flags, query.log, query.platform), query.tier, query.like)
     begin(f"reading this machine{f' and what {about.model} comes to' if about.model else ''}")
     weighed = (
         build(query.workload, tokenizer=tokenizer_of(about.model, about.flags))

@@ -18,6 +18,9 @@ from kvtune.data.layout.fields import text_config
 from kvtune.data.layout.hub import assumed
 from kvtune.data.layout.model_config import config_at_hand, model_config
 from kvtune.data.platforms import LARGE_GPU, Platform
+from kvtune.data.run.file import read_run
+from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.lab.device.fit import fit
 from kvtune.lab.setup.offload_flags import GIB, SIZE, tier_given, without_tier
 from kvtune.lab.setup.platform import engines
 from kvtune.lab.setup.setup import Pool
@@ -33,7 +36,7 @@ class Asked(NamedTuple):
     """What doctor is asked about: a model under flags, on the device of --like-device or this one.
 
     `pool`: what the flags do not say of it. `findings`: of the launch line. `boot`: a log to compare with. `tier`: the
-    bytes of one.
+    bytes of one, and `cost`: of its steps.
     """
 
     model: str | None
@@ -43,21 +46,21 @@ class Asked(NamedTuple):
     findings: tuple[Finding, ...] = ()
     boot: Boot | None = None
     tier: int = 0
+    cost: StepCost = NOMINAL
 
 
-def with_tier(asked: Asked, tier: str) -> Asked:
-    """Take a tier's flags out, and add its bytes: those of --tier, else those of the flags."""
+def with_tier(asked: Asked, tier: str, like: Path | None = None) -> Asked:
+    """Take a tier's flags out, and add its bytes: those of --tier, else those of the flags; the steps of a run."""
     given = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(GiB)?", tier or flag_value(asked.flags, SIZE) or "0")
     if given is None:
         raise UsageError(f"--tier {tier!a} is no size of host memory", "for instance 500GiB or 0.5GiB")
-    size_bytes, odd = (
-        int(float(given[1]) * GIB),
-        ", ".join(tier_given(asked.flags).keys() - {"eviction_policy"}),
-    )
+    size_bytes = int(float(given[1]) * GIB)
+    odd = ", ".join(tier_given(asked.flags).keys() - {"eviction_policy"})
     if odd and size_bytes:
         unknown = Finding("warning", "tier", f"what it stores with {odd} is not known", "leave it out")
         asked, size_bytes = asked._replace(findings=(*asked.findings, unknown)), 0
-    return asked._replace(flags=without_tier(asked.flags), tier=size_bytes)
+    cost = fit(read_run(like)) if like else NOMINAL
+    return asked._replace(flags=without_tier(asked.flags), tier=size_bytes, cost=cost)
 
 
 def asked_of(model: str | None, words: Sequence[str], log: Path | None, like: Platform | None) -> Asked:

@@ -79,7 +79,7 @@ def examine(
     settings = (*about.findings, *(compared(about.boot, report) if about.boot else ()), *settings)
     if about.tier:
         try:
-            tier = tier_of(report, report.block_bytes, about.tier)
+            tier = tier_of(report, report.block_bytes, about.tier, about.cost)
             report = msgspec.structs.replace(report, tier=tier)
             settings = (*settings, *tier_findings(tier, report.pool_blocks))
         except UsageError as error:

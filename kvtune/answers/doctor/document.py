@@ -351,6 +351,8 @@ def _tier(tier: Tier, report: ModelReport) -> Section:
         rows.append((f"{count(each.tokens)} tokens", *holds, *loads, *times))
     heads = ("a prompt of", "blocks", "fit", "sent again", "next turn", "shared", "to load", "to compute")
     quicker = f"from {count(tier.break_even)} tokens on" if tier.break_even else "at no length"
+    held, cost = f"{count(tier.blocks)} blocks, each of any group", tier.cost
+    token = f"{ms(cost.prefill_token_us / 1e3)} to compute a token{' (--like)' * cost.fitted}"
     every = f", and every {count(report.retention)} tokens" if report.retention else ""
     kinds = dict.fromkeys(group.kind for group in report.groups if group.cached)
     fits = "" if len(kinds) == 1 and 256 % report.block_tokens == 0 else ": unknown for such blocks or groups"
@@ -361,16 +363,13 @@ def _tier(tier: Tier, report: ModelReport) -> Section:
         "when the pool has evicted them; shared: another prompt begins with them, and so did the first.",
         tables=(grid(heads, rows),),
         facts=(
-            (
-                "mapped",
-                f"{size(tier.mapped_bytes)} by all ranks: {count(tier.blocks)} blocks, each of any group",
-            ),
+            ("mapped", f"{size(tier.mapped_bytes)} by all ranks: {held}"),
             ("on ROCm, or vLLM 0.26", f"{size(tier.rounded_bytes)}: each tensor is pinned as a power of two"),
             ("with SimpleCPU", f"{size(tier.simple_bytes)}; loads what the pool would hit, answers too"),
             ("with LMCache", f"chunks of 256 tokens{fits}"),
             ("with Mooncake", "what retention keeps, and no state of an answer (vllm#56972)"),
             *((f"stored of {kind}", STORED[kind] + every * (kind != "full attention")) for kind in kinds),
-            ("quicker", f"{quicker}, at assumed 25 GiB/s for a rank and 12 µs to compute a token"),
+            ("quicker", f"{quicker}; assumed: 25 GiB/s for a rank; {token}"),
         ),
     )
 

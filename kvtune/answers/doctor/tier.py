@@ -19,7 +19,7 @@ from kvtune.answers.doctor.finding import Finding
 from kvtune.base.errors import UsageError
 from kvtune.base.units import count
 from kvtune.data.flags import flag_number
-from kvtune.lab.device.cost import NOMINAL, CopyTime
+from kvtune.lab.device.cost import NOMINAL, CopyTime, StepCost
 
 PAGE, PARALLEL = 4096, ("tensor", "pipeline")
 ANSWER, SUFFIX = 256, 64
@@ -61,6 +61,7 @@ class Tier(msgspec.Struct, frozen=True):
     simple_bytes: int
     prompts: list[Prompt]
     break_even: int
+    cost: StepCost
 
 
 class Rules(NamedTuple):
@@ -150,8 +151,8 @@ class Rules(NamedTuple):
         return sum(n * g.layers * g.used_bytes for n, g in zip(blocks, self.groups, strict=True))
 
 
-def tier_of(report: ModelFacts, block: int, size_bytes: int) -> Tier:
-    """Return what a tier comes to, at assumed times of steps and copies. `block`: the bytes of one on a rank."""
+def tier_of(report: ModelFacts, block: int, size_bytes: int, cost: StepCost = NOMINAL) -> Tier:
+    """Return what a tier comes to, at assumed times of copies. `block`: the bytes of one on a rank."""
     rules, copy = Rules.of(report), CopyTime()
     tensor, stages = (flag_number(report.given, f"{kind}-parallel-size", 1) for kind in PARALLEL)
     ranks, layers, on_cpu = tensor * stages, max(report.group_layers, 1), report.device.startswith("cpu")
@@ -162,7 +163,7 @@ def tier_of(report: ModelFacts, block: int, size_bytes: int) -> Tier:
     pinned = layers * (1 << max(blocks * block // layers - 1, 0).bit_length()) if blocks else 0
 
     def seconds(tokens: int) -> tuple[float, float]:
-        computing = NOMINAL.prefill_token_us * tokens / 1e6
+        computing = (cost.prefill_token_us + cost.prefill_kv_us * tokens / 2) * tokens / 1e6
         return copy.seconds(rules.load_bytes(tokens), copy.load_gib_s), computing
 
     prompts = []
@@ -178,7 +179,7 @@ def tier_of(report: ModelFacts, block: int, size_bytes: int) -> Tier:
     quicker = next((n for n in lengths if seconds(n)[0] < seconds(n)[1]), 0)
     simple = max(1, size_bytes // ranks // block) * block * ranks  # SimpleCPUOffloadWorker
     held = blocks, blocks * (block * ranks if on_cpu else row), pinned * ranks, simple
-    return Tier(size_bytes, ranks, *held, prompts, quicker)
+    return Tier(size_bytes, ranks, *held, prompts, quicker, cost)
 
 
 def tier_findings(tier: Tier, pool_blocks: int) -> Iterator[Finding]:

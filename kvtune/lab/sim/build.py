@@ -119,13 +119,9 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
     if setup.core == "stock":
         steady.adopt(scheduler, CoreSettings())
     if has_tier(scheduler.connector):
-        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
-
         from kvtune.lab.sim.fast import tier as quick_tier
 
-        STATE.patches.replace(
-            PART, RequestOffloadState, "update_offload_keys", quick_tier.update_offload_keys
-        )
+        STATE.patches.replace(PART, *quick_tier.KEYS)
         quick_tier.adopt(scheduler.connector.connector_scheduler)
 
 

@@ -18,6 +18,7 @@ from kvtune.answers.doctor.tier import Rules, Tier, tier_findings, tier_of
 from kvtune.base.errors import UsageError
 from kvtune.data.platforms import device
 from kvtune.data.show.markdown import markdown
+from kvtune.lab.device.cost import StepCost
 
 GIB, BLOCK = 1 << 30, 1 << 16
 H200 = device("h200")
@@ -191,3 +192,15 @@ def test_the_section_says_what_is_stored_of_each_kind_of_group_and_what_is_assum
     ):
         assert words in text
     assert "| 32,768 tokens | 44 | 237 | 32,144 | 32,144 | 0 |" in text
+
+
+def test_a_run_says_how_long_a_token_takes_to_compute() -> None:
+    slow = StepCost(
+        step_us=0, prefill_token_us=1.0, prefill_kv_us=0.5, decode_us=0, kv_token_us=0, fitted=True
+    )
+    report = of_config("qwen3.5-27b")
+    made = tier_of(report, report.block_bytes, 100 * GIB, slow)
+    assert [each.compute_s for each in made.prompts] == pytest.approx(
+        [(1 + 0.25 * each.again) * each.again / 1e6 for each in made.prompts]
+    )
+    assert made.cost.fitted

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
-from itertools import groupby, takewhile
+from itertools import groupby, islice, takewhile
 from operator import itemgetter, truth
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -44,12 +44,9 @@ class QuickLru(LRUCachePolicy):  # type: ignore[misc]
         deque(map(self.chunks.move_to_end, filter(self.chunks.__contains__, keys)), 0)
 
     def evict(self, n: int, protected: set[Key]) -> list[tuple[Key, ChunkStatus]] | None:
-        kept, evicted = set(self.kept), list[tuple[Key, ChunkStatus]]()
-        for key, chunk in self.chunks.items():
-            if len(evicted) == n:
-                break
-            if chunk.ref_cnt == 0 and key not in kept:
-                evicted.append((key, chunk))
+        kept = set(self.kept)
+        free = (each for each in self.chunks.items() if each[1].ref_cnt == 0 and each[0] not in kept)
+        evicted = list(islice(free, n))
         if len(evicted) < n:
             return None
         for key, _ in evicted:
@@ -100,15 +97,16 @@ def update_offload_keys(status: RequestOffloadState) -> None:
     for config, state in zip(status.config.kv_group_configs, status.group_states, strict=True):
         keys, every, size = state.offload_keys, config.hashes_per_chunk, config.tokens_per_chunk
         which = slice(every * (len(keys) + 1) - 1, len(hashes), every)
-        shared = isinstance(hashes, BlockHashes)
-        new = (
-            hashes.chain.keys(config.group_idx)[which]
-            if shared
-            else with_group(hashes[which], config.group_idx)
-        )
+        if isinstance(hashes, BlockHashes):
+            new = hashes.chain.keys(config.group_idx)[which]
+        else:
+            new = with_group(hashes[which], config.group_idx)
         ends = range(size * (len(keys) + 1), size * (len(keys) + len(new) + 1), size)
         positions.update(zip(new, ends, strict=True))
         keys += new
+
+
+KEYS = RequestOffloadState, "update_offload_keys", update_offload_keys
 
 
 class QuickSide(OffloadingConnectorScheduler):  # type: ignore[misc]

@@ -89,8 +89,8 @@ def test_each_fault_in_the_cache_is_found(name: str, tmp_path: Path) -> None:
                 assert answer["unsalted"]
             elif fault == "one_in_20":
                 assert 1 <= found <= 8
-            elif fault != "scale":
-                assert found == hits, fault
+            else:
+                assert found >= 0.9 * hits, fault
 
 
 def test_an_adapter_that_shares_the_base_models_blocks_is_not_seen(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("check: a wrong hit is asked for again, and compared", "docs/check.md", 70),
     ("check: proved on each layout, with faults and each part of the core", "tests", 155),
     ("check: proved on each layout, with faults and each part of the core", "bench", 106),
+    ("check: proved on each layout, with faults and each part of the core", "docs/core.md", 7),
     ("check: named where a recipe is confirmed", "kvtune/answers", 1),
     ("check: named where a recipe is confirmed", "docs/tuning.md", 8),
     ("watch: the share of draft tokens that is accepted", "kvtune/servers", 45),

@@ -121,7 +121,7 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("check: whether a hit answers as a recomputation", "docs/commands.md", 11),
     ("check: its paths", "kvtune/answers", 105),
     ("check: the prompts of an earlier one", "kvtune/answers", 40),
-    ("check: the prompts of an earlier one", "kvtune/cli", 6),
+    ("check: the prompts of an earlier one", "kvtune/cli", 7),
     ("check: the prompts of an earlier one", "tests", 31),
     ("check: the prompts of an earlier one", "docs/check.md", 60),
     ("check: a wrong hit is asked for again, and compared", "kvtune/base", 6),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -25,7 +26,7 @@ class CheckQuery(Query):
         kept them.""")
     fill: bool = option(False)("Fill the pool, and empty it for a tier: evicts what the server holds.")
     yes: bool = option(False)("Send the requests without asking.")
-    seed: options.Seed = 0
+    seed: Annotated[options.Seed, MADE] = 0
     header: options.Header = None
     insecure: options.Insecure = False
     json: options.Json = False

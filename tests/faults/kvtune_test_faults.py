@@ -99,7 +99,7 @@ class Spoiler:
                     rows[block] = self.instead(rows[block], rows[other])
 
     def instead(self, own: Any, other: Any) -> Any:
-        """What a block holds in place of its own."""
+        """Return a block's contents with the fault."""
         if self.fault == "late":
             return own.roll(1, dims=-2)
         if self.fault == "scale":

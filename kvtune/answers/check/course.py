@@ -248,7 +248,7 @@ class Course:
         try:
             read = self.server.client.json("/v1/completions", _Completion, body, seconds=ANSWER_S)
         except StatusError as error:
-            why = "it refuses token ids, or cache_salt, without which nothing is cold"
+            why = "it refuses token ids, prompts as long as these, or cache_salt"
             raise KvtuneError(error.message, why if error.status == 400 else error.hint) from None
         made = [each.logprobs for each in read.choices]
         if [sum(map(contains, each.tops, each.tokens)) for each in made] != [tokens] * len(asked):

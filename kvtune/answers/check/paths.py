@@ -1,7 +1,7 @@
 """The ways to a hit that a server can show: how each is made, and what proves that it was taken. Pure.
 
 Each path has another cache_salt. Its primers fill the cache, then the prompt is asked, whose cold answer is known.
-What its answer says of cached tokens proves the path: the primers left so many, here or in a tier.
+The answer's `cached_tokens` prove the path: the primers left that many in the pool or in a tier.
 """
 
 from __future__ import annotations

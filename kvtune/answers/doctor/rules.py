@@ -27,7 +27,7 @@ def caching_off(facts: Facts) -> Iterator[Finding]:
         why, hint = "by vLLM", "--enable-prefix-caching"
         if facts.device.startswith("cpu") and "no-enable-prefix-caching" in engine_defaults(facts.model):
             why = "because stock vLLM's Mamba-2 crashes on the CPU with it"
-            hint = "--enable-prefix-caching with --set core.whole_states=true or core.packed=true"
+            hint = "--enable-prefix-caching with --set core.whole_states=true"
     yield Finding(
         "warning", "prefix caching", f"turned off {why}: every prompt is computed from its first token", hint
     )

@@ -145,7 +145,7 @@ class Rules(NamedTuple):
         return most
 
     def load_bytes(self, tokens: int) -> int:
-        """Return the bytes that a rank copies to load a hit of so many tokens."""
+        """Return the bytes that a rank copies to load a hit of this length."""
         reach = [min(tokens, max(group.window - 1, 1)) if group.window else tokens for group in self.groups]
         blocks = [ceil(need / group.block_tokens) for need, group in zip(reach, self.groups, strict=True)]
         return sum(n * g.layers * g.used_bytes for n, g in zip(blocks, self.groups, strict=True))

@@ -56,7 +56,7 @@ def test_a_measured_load_of_qwens_hybrid_is_predicted_to_the_byte() -> None:
 
 @pytest.mark.parametrize(("gib", "measured"), [(200, 385.0), (400, 769.0)])
 def test_a_tensor_over_a_power_of_two_pins_nearly_twice_of_what_was_asked(gib: int, measured: float) -> None:
-    """vllm#53042: 24 tensors of 2,053 rows of 1,089,536 bytes on each of 4 ranks; 0.32 maps what is asked."""
+    """vllm#53042: 24 tensors of 2,053 rows of 1,089,536 bytes on each of 4 ranks; 0.32 maps no more than asked."""
     groups = [group(kind, 16, 1_089_536, layers=24) for kind in ("full attention", "state", "state", "state")]
     report = made(*groups, block_bytes=24 * 1_089_536, given={"tensor-parallel-size": "4"})
     tier = bought(report, gib * GIB)

@@ -14,7 +14,7 @@ from tests.simulator import run
 
 
 def metrics(proposed: int, accepted: int, queries: int, hits: int, loaded: int = 0) -> str:
-    """A /metrics of a server that drafts, after so many tokens."""
+    """Return the /metrics of a server with drafts, by its counters."""
     counts = {
         "spec_decode_num_drafts": proposed // 3,
         "spec_decode_num_draft_tokens": proposed,

@@ -27,7 +27,7 @@ def caching_off(facts: Facts) -> Iterator[Finding]:
         why, hint = "by vLLM", "--enable-prefix-caching"
         if facts.device.startswith("cpu") and "no-enable-prefix-caching" in engine_defaults(facts.model):
             why = "because stock vLLM's Mamba-2 crashes on the CPU with it"
-            hint = "--enable-prefix-caching with --set core.whole_states=true"
+            hint = "--enable-prefix-caching with --set core.whole_states=true or core.packed=true"
     yield Finding(
         "warning", "prefix caching", f"turned off {why}: every prompt is computed from its first token", hint
     )
@@ -66,8 +66,27 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
         "warning",
         "block size",
         f"--block-size {requested} becomes {facts.block_tokens} ({why}): the flag cannot make blocks smaller",
-        f"leave it out, or give {facts.block_tokens}",
+        f"give {facts.block_tokens}"
+        if facts.device == "cpu"
+        else f"leave it out, or give {facts.block_tokens}",
     )
+
+
+def block_forgotten(facts: Facts) -> Iterator[Finding]:
+    """Report states that vLLM keeps elsewhere than where a hit looks for them, on a CPU without --block-size."""
+    if (
+        facts.device == "cpu"
+        and facts.state_mode == "align"
+        and facts.caching
+        and "block-size" not in facts.given
+    ):
+        yield Finding(
+            "warning",
+            "states",
+            f"hits can answer wrongly: once started, vLLM ends chunks of prompts at multiples of 128 tokens, and takes "
+            f"their states for those of blocks of {facts.block_tokens}",
+            f"--block-size {facts.block_tokens}",
+        )
 
 
 def block_default(facts: Facts) -> Iterator[Finding]:
@@ -291,6 +310,7 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     block_beyond_length,
     blocks_disagree,
     block_raised,
+    block_forgotten,
     block_default,
     states_in_float32,
     block_refused,

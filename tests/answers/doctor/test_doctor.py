@@ -81,6 +81,9 @@ def test_settings_without_effect_are_warnings() -> None:
     assert "overwritten by 544" in by_topic(changed(given={"mamba-block-size": "64"}))["state block"].text
     raised = by_topic(changed(given={"block-size": "64"}))["block size"]
     assert "--block-size 64 becomes 544" in raised.text
+    cpu = by_topic(changed(device="cpu"))
+    assert "hits can answer wrongly" in cpu["states"].text and cpu["states"].hint == "--block-size 544"
+    assert "states" not in by_topic(changed(device="cpu", given={"block-size": "544"}))
     plain = changed(groups=[ATTENTION], given={"mamba-block-size": "64"})
     assert "no state layers" in by_topic(plain)["state block"].text
 

@@ -29,12 +29,6 @@ ALONE = {
 """Parts of the core, and layouts for which each does something."""
 WHOLE = ("full", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
 PACKED = "states (Mamba-2)"
-WRONG = pytest.mark.xfail(reason="hits in packed blocks of Mamba-2 are wrong on a CPU server", strict=True)
-
-
-def known(*values: str) -> object:
-    """The parameters of a test, which is known to fail where blocks of Mamba-2 are packed."""
-    return pytest.param(*values, marks=[WRONG] if PACKED in values else [])
 
 
 def only(part: str) -> str:
@@ -67,7 +61,7 @@ def test_hits_of_stock_answer_as_cold(name: str, tmp_path: Path) -> None:
     assert ({"tier", "mixed"} <= shown) == answer["layout"]["tier"] == (name == "host tier")
 
 
-@pytest.mark.parametrize("name", [known(name) for name in WHOLE])
+@pytest.mark.parametrize("name", WHOLE)
 def test_hits_of_the_core_answer_as_cold(name: str, tmp_path: Path) -> None:
     settings = {"packed": name == PACKED}
     with server(tmp_path, name, core="kvtune", KVTUNE_SET=json.dumps(settings)) as base:
@@ -75,9 +69,7 @@ def test_hits_of_the_core_answer_as_cold(name: str, tmp_path: Path) -> None:
     as_cold(answer, prompts(name))
 
 
-@pytest.mark.parametrize(
-    ("part", "name"), [known(part, name) for part, names in ALONE.items() for name in names]
-)
+@pytest.mark.parametrize(("part", "name"), [(part, name) for part, names in ALONE.items() for name in names])
 def test_hits_of_each_part_of_the_core_alone_answer_as_cold(part: str, name: str, tmp_path: Path) -> None:
     with server(tmp_path, name, core="kvtune", KVTUNE_SET=only(part)) as base:
         _, answer = check(base, "--prompts", str(prompts(name)))

@@ -49,17 +49,31 @@ STRIDED = ("CPU_ATTN",)
 def install(settings: CoreSettings) -> None:
     """If a switch is on, wrap the functions in which vLLM sizes blocks, lists layouts and groups layers."""
     STATE.patches.undo(PART)
-    if settings.whole_states or settings.packed:
-        _install_whole_states(asked=settings.whole_states)
-    if not settings.packed:
+    if not (settings.whole_states or settings.packed):
         return
-    state.part("packed", False)  # until vLLM aligns or groups the layers of a model with states
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends import utils
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker import worker_base
 
     from kvtune.plugin.vllm.names import home_of
+
+    _install_whole_states(asked=settings.whole_states)
+
+    def wrap_sized(stock_groups: Callable[..., Groups]) -> Callable[..., Groups]:
+        def groups(vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec]) -> Groups:
+            # After its start an EngineCore completes its config again. On a CPU that sets the usual block of 128 unless
+            # the user gave one, and the scheduler would end chunks there, not where a block's state is kept.
+            vllm_config.cache_config.user_specified_block_size = True
+            return stock_groups(vllm_config, kv_cache_spec)
+
+        return groups
+
+    if current_platform.is_cpu():
+        STATE.patches.wrap(PART, home_of(GROUPS), GROUPS.rpartition(".")[2], wrap_sized)
+    if not settings.packed:
+        return
+    state.part("packed", False)  # until vLLM aligns or groups the layers of a model with states
 
     def wrap_align(stock_align: Callable[..., None]) -> Callable[..., None]:
         def align(cls: HybridPlatform, vllm_config: VllmConfig, backend_cls: type) -> None:

@@ -69,6 +69,31 @@ def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch:
         STATE.reset()
 
 
+@pytest.mark.parametrize("chosen", [{}, {"whole_states": True}, {"packed": True}])
+def test_an_engine_core_keeps_its_blocks_when_it_completes_its_config_again(chosen: dict[str, bool]) -> None:
+    """Stock's goes back to 128 after its start, on a CPU, and then hits of a hybrid answer wrongly."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.core import kv_cache_utils
+
+    from kvtune.lab.engine.config import engine_config, parse_engine_args
+    from kvtune.lab.setup.resolve import resolve
+    from kvtune.plugin.core.settings import parse
+    from kvtune.plugin.vllm.plugin_state import STATE
+
+    arguments = resolve("tiny-granite", dummy=True, engine_args=CACHING).args
+    made = engine_config(parse_engine_args(arguments))
+    try:
+        packed.install(parse(chosen))
+        made.cache_config.kv_cache_layout = "LBNHC"
+        with set_current_vllm_config(made):
+            kv_cache_utils._get_packed_kv_cache_groups(made, {})
+        made.cache_config.block_size = 160
+        made.__post_init__()
+        assert made.cache_config.block_size == (160 if chosen else 128)
+    finally:
+        STATE.reset()
+
+
 @pytest.mark.full
 def test_blocks_and_capacity_are_the_planners(runs: dict[str, dict[str, Any]]) -> None:
     plans = {

@@ -57,6 +57,8 @@ def check(query: CheckQuery) -> int:
         asked = server, server.card().id, layout, file.prompts, query.tokens, query.fill, file.salts
         price = Course(*asked).run()
         load = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
+        if took := price.seconds():
+            load += f", {took / 60:,.1f} minutes at its pace until now"
         if not query.yes and not sys.stdin.isatty():
             raise UsageError(f"check would send {load}, and there is no terminal to ask", "add --yes")
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):

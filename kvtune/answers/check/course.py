@@ -33,6 +33,13 @@ TURNED_OVER = 1.5
 RANDOM_IDS = (10, 400)
 """Token ids of prompts where the server reads no text: every vocabulary has them."""
 COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_hits")
+PACE = (
+    "request_prefill_time_seconds_sum",
+    "request_decode_time_seconds_sum",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "generation_tokens",
+)
 FIELDS = {"temperature": 0.0, "logprobs": 5, "ignore_eos": True, "return_tokens_as_token_ids": True}
 
 
@@ -152,15 +159,22 @@ class Course:
         """Ask for the cold answers, alone and in batches, which compute them in other parts, and for each path's."""
         self.salts = [""] * len(self.prompts)
         self.fitting = self.layout.pool // (2 * max(map(len, self.prompts)))
-        self.cold = [self.ask(ids, tokens=self.tokens)[0][0] for ids in self.prompts]
-        colds = [*zip(range(len(self.cold)), self.prompts, self.cold, strict=True)]
+        ask = partial(self.ask, tokens=self.tokens)
+        self.colds = [(number, ids, ask(ids)[0][0]) for number, ids in enumerate(self.prompts)]
         for size in (1, 2, max(2, self.fitting)):
-            for start in range(0, len(colds), size):
-                self._again(*colds[start : start + size])
+            for start in range(0, len(self.colds), size):
+                self._again(*self.colds[start : start + size])
         for name in list(paths.PATHS)[1:]:
             if not (self.unsalted or paths.why_not(name, self.layout, self.kept, self.fill)):
                 self._take(name)
         return self
+
+    def seconds(self) -> float:
+        """Return how long the server would take at its pace until now; 0 if it has answered nobody."""
+        prefill, decode, asked, hit, made = (self.server.scrape().get(name) or 0.0 for name in PACE)
+        if made and asked > hit:
+            return self.computed * prefill / (asked - hit) + self.sent * self.tokens * decode / made
+        return 0.0
 
     @property
     def unsalted(self) -> int:
@@ -182,10 +196,7 @@ class Course:
         """Ask for one path's answers, as many prompts at a time as fit if the cache is cleared for it."""
         if self.say:
             self.say(paths.PATHS[name])
-        beyond, size = (
-            self.limit,
-            max(1, self.fitting) if name in paths.FILLED else 1,
-        )  # what is primed must fit
+        beyond, size = self.limit, max(1, self.fitting) if name in paths.FILLED else 1
         for first in range(0, len(self.prompts), size):
             since, primed = self.sent, []
             for number in range(len(self.prompts))[first : first + size]:
@@ -205,7 +216,7 @@ class Course:
                 for primer in plan.later:
                     self.ask(primer, salt=salt)
                 ids = [*start, *plan.ids[len(start) :]]
-                cold = self.ask(ids, tokens=self.tokens)[0][0] if start else self.cold[number]
+                cold = self.ask(ids, tokens=self.tokens)[0][0] if plan.other else self.colds[number][2]
                 age = self.sent - since
                 hit = partial(self.ask, ids, salt=salt, tokens=self.tokens)
                 (answer,), cached, loaded = hit()
@@ -214,9 +225,7 @@ class Course:
                 repeats = taken and name not in paths.COLD and nats > beyond
                 if repeats:  # a rare noise, or a fault?
                     repeats = all(distance(cold, hit()[0][0]) > beyond for _ in range(AGAIN))
-                    self._again(
-                        (number, ids, cold), (number - 1, self.prompts[number - 1], self.cold[number - 1])
-                    )
+                    self._again((number, ids, cold), self.colds[number - 1])
                 row = Compared(name, number, ids, cold, answer, nats, taken, cached, age, repeats)
                 self.compared.append(row)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtune.answers.check.judge import FAULT_SHARE
-from kvtune.answers.check.paths import PATHS
+from kvtune.answers.check.paths import PATHS, TIER
 from kvtune.answers.check.result import Check
 from kvtune.base.units import count
 from kvtune.data.run.signature import identity
@@ -25,6 +25,10 @@ def document(check: Check) -> Document:
         more = p.equal, f"{p.nats:.2g}", f"{p.seen_with:.0%}"
         rows.append((PATHS[p.name], p.verdict, f"{p.hits} of {p.asked}", p.wrong, *more))
     notes = tuple(f"Not shown: {PATHS[each.name]}: {each.why_not}." for each in check.paths if not each.hits)
+    if check.differ:
+        by_tier = all(row.path in TIER for row in check.differ)
+        flag = "serve without its KV connector" if by_tier else "--no-enable-prefix-caching"
+        notes = (f"Until it is mended: {flag}.", *notes)
     section = Section("paths", "Paths", noise, tables=(grid((*HEADS, *MORE), rows),), notes=notes)
     return Document(
         name="kvtune check",
@@ -50,9 +54,7 @@ def headline(check: Check) -> str:
         which = f", {check.common}" if check.common else ""
         return f"{wrong} of {hits} hits differ from the cold answer{which}; {'; '.join(differ)}"
     if wrong:
-        return (
-            f"cannot tell: {wrong} of {hits} hits differed once and not again, as rare noise does (--prompts)"
-        )
+        return f"cannot tell: {wrong} of {hits} hits differed once and not again, as noise may (--prompts)"
     if more := max((each.more for each in shown), default=0):
         return f"cannot tell: none of {hits} hits is wrong, and {more} more on a path would do (--prompts)"
     if not shown:

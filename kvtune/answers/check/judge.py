@@ -92,7 +92,7 @@ def common(hits: Sequence[tuple[Features, bool]]) -> str:
     wrong, best, text, splits = [each for _, each in hits], LIKELY, "", {}
     for name in reversed(
         [*hits[0][0]] if hits else []
-    ):  # of those that the same hits have, the plainest is last
+    ):  # the plainest last, of those that the same hits have
         values = [features[name] for features, _ in hits]
         for value in set(values):
             splits[tuple(each == value for each in values)] = f"{name} {value}"

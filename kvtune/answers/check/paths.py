@@ -7,11 +7,13 @@ The answer's `cached_tokens` prove the path: the primers left that many in the p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, cycle, islice
 from typing import NamedTuple
 
 import msgspec
 
-LEAST_TOKENS = 400
+LEAST_TOKENS, CHUNK = 400, 2048
+"""The least length of a prompt, and the one beyond which most servers compute it in several steps."""
 ANY, ENDS = 1 << 40, 40
 """More tokens than any prompt has; tokens at a prompt's end that no primer has."""
 
@@ -40,6 +42,7 @@ PATHS = {
     "junction": "behind a junction of two prompts",
     "edge": "at a window's edge",
     "turn": "behind an answer in the cache",
+    "long": "a prompt of several chunks",
     "full": "in a full pool, after evictions",
     "tier": "from a tier alone",
     "mixed": "part local, part from a tier",
@@ -52,6 +55,7 @@ class Way(NamedTuple):
     """A path of one prompt. `later`: primers after the cache was cleared. `turn`: the primer's answer is part of it.
 
     `ids`: the tokens that are sent. Of them `hits` hit: some that are `local`, and some that a connector `loaded`.
+    `other`: their cold answer is not the prompt's.
     """
 
     ids: Sequence[int]
@@ -61,6 +65,7 @@ class Way(NamedTuple):
     local: bool = True
     loaded: bool = False
     turn: bool = False
+    other: bool = False
 
 
 def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
@@ -69,6 +74,8 @@ def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
         return "only with --replay FILE, of a check that primed this tier"
     if name == "edge" and not layout.window:
         return "no window is known: the model has none, or its config.json is not on this machine"
+    if name == "long" and 0 < layout.longest < CHUNK + 2 * layout.blocks[-1] + ENDS:
+        return f"the server takes at most {layout.longest:,} tokens"
     if name in TIER and name != "kept" and not layout.tier:
         return "the server has no KV connector"
     if name in FILLED and not (fill and layout.pool):
@@ -85,10 +92,12 @@ def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, to
     block = layout.blocks[number % len(layout.blocks)] if name == "inside" else block
     begin = len(ids) * (2 + number % 2) // 4 // block * block
     end = begin + (block // 2 + 1, min(5, block - 1), block - min(9, block // 3))[number % 3]
-    long = parted(layout, ids, end, other, 2 * block)
+    behind = parted(layout, ids, end, other, 2 * block)
     later = [parted(layout, ids, end, other, 2)]
     early = [parted(layout, ids, edge, other, count) for count in (2, small // 2)]
     start = len(ids) * (1 + number % 3) // 4 // small * small
+    more = CHUNK + block + number * 37 % block - len(ids)
+    long = [*islice(cycle(chain.from_iterable(prompts)), max(0, more)), *ids]
     wrong = [*ids[:start], *other[start : start + small], *ids[start + small :]]
     ways = {
         "exchanged": Way(wrong, hits=range(1), local=False),
@@ -96,10 +105,11 @@ def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, to
         "inside": Way(ids, [parted(layout, ids, end, other, max(1, block // 8))], hits=range(1, end + 1)),
         "shortest": Way(ids, [parted(layout, ids, block + 3, other, 2)], hits=range(1, block + 4)),
         "junction": Way(
-            ids, [long[: end + block], [*long[: end + 1], *long[:end:-1]]], (), range(1, end + 1)
+            ids, [behind[: end + block], [*behind[: end + 1], *behind[:end:-1]]], (), range(1, end + 1)
         ),
         "edge": Way(ids, early, hits=range(1, edge + 1)),
-        "turn": Way(ids, [ids[:least]], hits=range(least + 1, ANY), turn=True),
+        "turn": Way(ids, [ids[:least]], hits=range(least + 1, ANY), turn=True, other=True),
+        "long": Way(long, [long, long], other=True),
         "tier": Way(ids, [ids, ids], local=False, loaded=True),
         "mixed": Way(ids, [ids, ids], later, range(begin + 1, ANY), loaded=True),
     }

@@ -62,14 +62,13 @@ def answer(course: Course) -> Check:
     exchanges = [row.nats > beyond for row in course.compared if row.path == "exchanged"]
     seen = sum(exchanges) / max(1, len(exchanges))
     cold, exchanged, *paths = (_of_path(name, course, beyond, seen) for name in PATHS)
+    worst = min((each.verdict for each in paths), key=get_args(Verdict).index)
     hits = [(row, row.nats > beyond) for row in course.compared if row.path not in COLD and row.taken]
     return Check(
         url=course.server.base,
         model=one_line(course.model),
         version=course.server.version(),
-        verdict="differs"
-        if course.unsalted
-        else min((each.verdict for each in paths), key=get_args(Verdict).index),
+        verdict="differs" if course.unsalted else worst,
         requests=course.sent,
         computed_tokens=course.computed,
         layout=course.layout,
@@ -89,11 +88,8 @@ def features(row: Compared, layout: Layout) -> Features:
     """Return what may decide whether a hit is wrong, in words; the plainest first."""
     end = f"{'inside' if row.cached % layout.blocks[-1] else 'with'} a block of {layout.blocks[-1]:,}"
     shown = {"the hit is": "from a tier" if row.path in TIER else "local", "the hit ends": end}
-    figures = {
-        "the hit is of": row.cached,
-        "requests since it was primed": row.age,
-        "the prompt's number": row.number,
-    }
+    figures = {"the hit is of": row.cached, "requests since it was primed": row.age}
+    figures |= {"the prompt's number": row.number}
     for block in layout.blocks:
         figures |= {f"hit mod {block}": row.cached % block, f"prompt mod {block}": len(row.ids) % block}
     return shown | {"the path is": PATHS[row.path]} | figures
@@ -103,13 +99,10 @@ def _of_path(name: str, course: Course, beyond: float, seen: float) -> OfPath:
     rows = [row for row in course.compared if row.path == name]
     hits, colds = [row for row in rows if row.taken], sum(row.path == "null" for row in course.compared)
     asked, count, wrong = len(rows), len(hits), sum(row.nats > beyond for row in hits)
-    sure = (
-        any(row.repeats and row.nats > beyond for row in hits)
-        or fisher(wrong, count, wrong, count + colds) < RARE
-    )
-    why = why_not(name, course.layout, course.kept, course.fill) or (
-        "" if hits else "no request hit like that"
-    )
+    lasts = any(row.repeats and row.nats > beyond for row in hits)
+    sure = lasts or fisher(wrong, count, wrong, count + colds) < RARE
+    why = why_not(name, course.layout, course.kept, course.fill)
+    why = why or ("" if hits else "no request hit like that")
     equal = sum(row.cold.tokens == row.answer.tokens for row in hits)
     nats = max((row.nats for row in hits), default=0.0)
     return OfPath(name, why, asked, count, wrong, equal, nats, *judged(wrong, count, seen, sure))

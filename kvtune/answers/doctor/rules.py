@@ -74,12 +74,8 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
 
 def block_forgotten(facts: Facts) -> Iterator[Finding]:
     """Report states that vLLM keeps elsewhere than where a hit looks for them, on a CPU without --block-size."""
-    if (
-        facts.device == "cpu"
-        and facts.state_mode == "align"
-        and facts.caching
-        and "block-size" not in facts.given
-    ):
+    forgets = facts.device == "cpu" and facts.block_tokens != 128 and "block-size" not in facts.given
+    if forgets and facts.caching and facts.state_mode == "align":
         yield Finding(
             "warning",
             "states",

@@ -21,6 +21,12 @@ BLOCK = 16
 WORDS = 64
 METRICS = """# TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{{block_size="{block}",enable_prefix_caching="True",kv_cache_size_tokens="8000"}} 1.0
+# TYPE vllm:request_prefill_time_seconds histogram
+vllm:request_prefill_time_seconds_sum{{model_name="toy"}} 10.0
+# TYPE vllm:request_decode_time_seconds histogram
+vllm:request_decode_time_seconds_sum{{model_name="toy"}} 20.0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{model_name="toy"}} 1000.0
 # TYPE vllm:prefix_cache_queries_total counter
 vllm:prefix_cache_queries_total{{model_name="toy"}} {queries}
 # TYPE vllm:prefix_cache_hits_total counter

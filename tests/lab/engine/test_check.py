@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvtune.plugin.core.plugin import MODULES
-from tests.lab.engine.checked import ADAPTERS, FAULTS, SERVERS, check, plant, server, wrong
+from tests.lab.engine.checked import ADAPTERS, FAULTS, FORGOTTEN, SERVERS, check, plant, server, wrong
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
@@ -21,10 +21,10 @@ ENOUGH, SLOW = 22, 6
 """Prompts after which a path is as cold, if each exchanged block is told; those of a model that takes minutes."""
 ALONE = {
     "pool": ("full", "windows", "windows, experts"),
-    "states": ("states (GDN)",),
+    "states": ("states (GDN)", FORGOTTEN),
     "decode": ("full", "windows"),
     "outputs": ("full", "windows"),
-    "layout": ("states (GDN)", "states (Mamba-2)"),
+    "layout": ("states (GDN)", FORGOTTEN, "states (Mamba-2)"),
 }
 """Parts of the core, and layouts for which each does something."""
 WHOLE = ("full", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
@@ -59,6 +59,14 @@ def test_hits_of_stock_answer_as_cold(name: str, tmp_path: Path) -> None:
     shown = set(wrong(answer))
     assert "full" in shown and (name != "windows" or "edge" in shown)
     assert ({"tier", "mixed"} <= shown) == answer["layout"]["tier"] == (name == "host tier")
+
+
+def test_a_fault_of_vllm_is_found(tmp_path: Path) -> None:
+    """0.32 on a CPU: chunks end at multiples of 128, and hits take their states for those of whole blocks."""
+    with server(tmp_path, FORGOTTEN, KVTUNE_AVX512_BF16="1") as base:
+        code, answer = check(base, "--prompts", str(SLOW))
+    assert (code, answer["verdict"]) == (1, "differs") and wrong(answer)["whole"][0] == 0
+    assert answer["common"].startswith("all where the path is a prompt of several chunks")
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -256,6 +256,8 @@ def adopt(scheduler: Scheduler) -> None:
     if stops.why:
         state.part(SWITCH, False, stops.why)
         return
+    # An EngineCore on a CPU forgets a block that it was not given: see packed.py.
+    scheduler.cache_config.user_specified_block_size = True
     breaker = breaker_of(manager)
     scheduler._mamba_block_aligned_split = wrap_split(scheduler, stops, breaker)
     breaker.on_trip(lambda: scheduler.__dict__.pop("_mamba_block_aligned_split", None))

@@ -9,6 +9,7 @@ from kvtune.answers.doctor.finding import Finding
 from kvtune.answers.doctor.planned import planners_backend, requested_block
 from kvtune.base.commands import command
 from kvtune.base.units import count
+from kvtune.data.installed import installed_version, release
 from kvtune.data.layout.models import engine_defaults
 from kvtune.data.layout.plan import match_units
 
@@ -74,12 +75,13 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
 
 def block_forgotten(facts: Facts) -> Iterator[Finding]:
     """Report states that vLLM keeps elsewhere than where a hit looks for them, on a CPU without --block-size."""
-    forgets = facts.device == "cpu" and facts.block_tokens != 128 and "block-size" not in facts.given
-    if forgets and facts.caching and facts.state_mode == "align":
+    if facts.device != "cpu" or facts.block_tokens == 128 or release(installed_version()) >= (0, 33):
+        return
+    if facts.caching and facts.state_mode == "align" and "block-size" not in facts.given:
         yield Finding(
             "warning",
             "states",
-            f"hits can answer wrongly: once started, vLLM ends chunks of prompts at multiples of 128 tokens, and takes "
+            f"hits can answer wrongly: once started, vLLM 0.32 ends prompts' chunks at multiples of 128 tokens, and takes "
             f"their states for those of blocks of {facts.block_tokens}",
             f"--block-size {facts.block_tokens}",
         )

@@ -81,8 +81,8 @@ def block_forgotten(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "states",
-            "hits can answer wrongly: once started, vLLM 0.32 ends the chunks of prompts at multiples of 128 tokens, and "
-            f"takes their states for those of blocks of {facts.block_tokens}",
+            "hits can answer wrongly: once started, vLLM 0.32 ends chunks of prompts at multiples of 128 tokens, and "
+            f"takes the states there for those of blocks of {facts.block_tokens}",
             f"--block-size {facts.block_tokens}",
         )
 

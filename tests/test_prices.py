@@ -134,7 +134,7 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("check: prompts of several chunks, minutes, the flag; published answers", "kvtune/cli", 2),
     ("check: prompts of several chunks, minutes, the flag; published answers", "tests", 26),
     ("check: prompts of several chunks, minutes, the flag; published answers", "bench", 88),
-    ("hits of hybrids on a CPU are right, or doctor says why not", "kvtune/plugin", 16),
+    ("hits of hybrids on a CPU are right, or doctor says why not", "kvtune/plugin", 18),
     ("hits of hybrids on a CPU are right, or doctor says why not", "kvtune/answers", 14),
     ("hits of hybrids on a CPU are right, or doctor says why not", "tests", 40),
     ("check: named where a recipe is confirmed", "kvtune/answers", 1),

@@ -69,6 +69,8 @@ def _wrap_engine() -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     def built(scheduler: Scheduler) -> None:
+        # Else an EngineCore of 0.32 on a CPU forgets a hybrid's block: some hits are wrong, and none are a replay's.
+        scheduler.cache_config.user_specified_block_size = True
         if (instruments := current()) is not None:
             instruments.watch_scheduler(scheduler)
 

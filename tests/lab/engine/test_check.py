@@ -21,10 +21,10 @@ ENOUGH, SLOW = 22, 6
 """Prompts after which a path is as cold, if each exchanged block is told; those of a model that takes minutes."""
 ALONE = {
     "pool": ("full", "windows", "windows, experts"),
-    "states": ("states (GDN)", FORGOTTEN),
+    "states": ("states (GDN)",),
     "decode": ("full", "windows"),
     "outputs": ("full", "windows"),
-    "layout": ("states (GDN)", FORGOTTEN, "states (Mamba-2)"),
+    "layout": ("states (GDN)", "states (Mamba-2)"),
 }
 """Parts of the core, and layouts for which each does something."""
 WHOLE = ("full", "windows", "states (GDN)", "states (Mamba-2)", "host tier")
@@ -34,7 +34,7 @@ PACKED = "states (Mamba-2)"
 def only(part: str) -> str:
     """The settings with which one part of the core is on."""
     switches = {switch: each.part == part for each in MODULES.values() for switch in each.switches}
-    return json.dumps(switches)
+    return json.dumps(switches | {"pool": part in ("pool", "states")})  # only the core's pool keeps states
 
 
 def prompts(name: str) -> int:
@@ -67,6 +67,15 @@ def test_a_fault_of_vllm_is_found(tmp_path: Path) -> None:
         code, answer = check(base, "--prompts", str(SLOW))
     assert (code, answer["verdict"]) == (1, "differs") and wrong(answer)["whole"][0] == 0
     assert answer["common"].startswith("all where the path is a prompt of several chunks")
+
+
+@pytest.mark.parametrize("switch", ["whole_states", "keep_states"])
+def test_the_core_mends_it(switch: str, tmp_path: Path) -> None:
+    setting = {"KVTUNE_AVX512_BF16": "1", "KVTUNE_SET": json.dumps({switch: True})}
+    with server(tmp_path, FORGOTTEN, core="kvtune", **setting) as base:
+        _, answer = check(base, "--prompts", str(SLOW))
+    as_cold(answer, SLOW)
+    assert wrong(answer)["long"] == (0, SLOW)
 
 
 @pytest.mark.parametrize("name", WHOLE)

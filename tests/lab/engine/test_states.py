@@ -15,7 +15,7 @@ from kvtune.answers.changes import Change, situation
 from kvtune.answers.states.table import offered
 from kvtune.lab.setup.setup import Setup
 from kvtune.requests.loads.spec import build
-from tests.lab.engine.real import lockstep
+from tests.lab.engine.real import lockstep, profiled
 from tests.simulator import SHARED
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
@@ -75,3 +75,12 @@ def test_each_cell_hits_on_the_engine_what_its_replay_hits(
     assert sum(plain[0][second]) == 0 < sum(every[0][second]), "an interval hits at the second visit"
     finer = next(of for kept, of in hits.items() if kept.startswith("at the ends"))
     assert sum(finer[1]) > sum(plain[1]), "a finer unit hits more of a prompt sent again"
+
+
+def test_a_measured_engine_hits_as_a_simulated_one_where_prompts_have_several_chunks(tmp_path: Path) -> None:
+    load = "rounds:prefixes=1,prefix=2800,suffix=200,output=4,rounds=3"
+    hits = []
+    for on in ("engine", "sim"):
+        ran = profiled(tmp_path, "tiny-qwen3next", "-w", load, "--core", "stock", "--on", on)
+        hits.append([each["hit_tokens"] for each in ran.facts["rounds"]])
+    assert hits[0] == hits[1] and hits[0][1] > 2048

@@ -45,7 +45,7 @@ def check(query: CheckQuery) -> int:
     from kvtune.base.units import count
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
-    from kvtune.cli.watch import shape_at_hand
+    from kvtune.data.layout.model_config import shape_at_hand
     from kvtune.servers.watch.client import headers_of
     from kvtune.servers.watch.server import Server
 

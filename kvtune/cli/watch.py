@@ -15,7 +15,6 @@ from kvtune.cli.query import Query, When, option
 from kvtune.cli.record import server_of
 
 if TYPE_CHECKING:
-    from kvtune.data.layout.plan import ModelShape
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
     from kvtune.servers.watch.others import Others
@@ -174,6 +173,7 @@ def _audit(query: WatchQuery, url: str) -> int:
 
 
 def _watched(query: WatchQuery, url: str, named: Named, others: Others | None) -> Watched:
+    from kvtune.data.layout.model_config import shape_at_hand
     from kvtune.servers.watch.regime import Limits
     from kvtune.servers.watch.watched import ASK_S, Watched
 
@@ -189,18 +189,6 @@ def _watched(query: WatchQuery, url: str, named: Named, others: Others | None) -
         shape_at_hand=shape_at_hand,
         limits=Limits(query.max_num_seqs, query.max_num_batched_tokens),
     )
-
-
-def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
-    """Return the shape of a model whose config.json is on this machine, and whose family the arithmetic knows."""
-    from kvtune.data.layout.config import shape_of
-    from kvtune.data.layout.model_config import config_at_hand
-
-    fields = config_at_hand(model, folders=folders).fields
-    try:
-        return shape_of(fields, model) if fields else None
-    except UsageError:
-        return None
 
 
 def _look(query: WatchQuery, servers: Servers) -> None:

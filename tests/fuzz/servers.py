@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from kvtune.base.errors import KvtuneError
-from kvtune.cli.watch import shape_at_hand
+from kvtune.data.layout.model_config import shape_at_hand
 from kvtune.data.show.screen import document_lines
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.client import Client

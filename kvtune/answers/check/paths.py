@@ -97,7 +97,7 @@ def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, to
     early = [parted(layout, ids, edge, other, count) for count in (2, small // 2)]
     start = len(ids) * (1 + number % 3) // 4 // small * small
     more = CHUNK + block + number * 37 % block - len(ids)
-    long = [*islice(cycle(chain.from_iterable(prompts)), max(0, more)), *ids]
+    long = [*islice(cycle(chain.from_iterable(prompts)), 1, max(0, more) + 1), *ids]  # no prompt begins it
     wrong = [*ids[:start], *other[start : start + small], *ids[start + small :]]
     ways = {
         "exchanged": Way(wrong, hits=range(1), local=False),

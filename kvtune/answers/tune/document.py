@@ -232,7 +232,7 @@ def _use(study: StudyView) -> Section | None:
         commands = [(what, line) for what, line in commands if what == VERIFY]
     else:
         commands.append(("and then", exported_serve(study.setup.core, shape=model in SHAPES)))
-        commands.append(("No run compared answers", command("check", "http://127.0.0.1:8000")))
+        commands.append(("Compare answers of its hits", command("check", "http://127.0.0.1:8000")))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     folded = {"The whole recipe": study.recipe_text} if study.recipe_text else {}
     return Section("recipe", "The recipe", lead, commands=tuple(commands), folded=folded)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import structs
 
 from kvtune.answers.tune import guard
+from kvtune.answers.tune.answers import checked
 from kvtune.answers.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of, outcome_of
 from kvtune.answers.tune.objective import Objective
 from kvtune.answers.tune.recipes.make import recipe_of, simulated_recipe
@@ -29,7 +30,7 @@ from kvtune.data.run.signature import refuse_foreign, signature
 from kvtune.lab.engine.experiment import BASELINE
 from kvtune.lab.lab import LAB, Lab, Replaying
 from kvtune.lab.setup.offload_flags import tier_given
-from kvtune.lab.setup.setup import Setup
+from kvtune.lab.setup.setup import Real, Setup
 from kvtune.reading.analysis.comparison.compare import FEWEST
 
 JOINED = (
@@ -100,7 +101,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
             progress.phase("stock on the guards, with the pool of its run")
             guard.check(replayed, s.guards, s.lab)
     if not objective.replayed:
-        return _on_engine_alone(s, bout, baseline, journal, progress)
+        return _on_engine_alone(s, bout, baseline, journal, progress, why)
     with Replaying(s.lab) as lab:
         progress.phase("searching in simulation")
         simulated = search(replayed, _space(s), objective, journal, s.search, progress, lab)
@@ -135,7 +136,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     if left := best[len(confirmed.finalists) :]:
         numbers = ", ".join(str(trial.number) for trial in left)
         why.append(f"trial {numbers}: not run on the engine, as the replay hits no more than the winner did")
-    return _engine_result(s, journal, confirmed, len(simulated))
+    return _engine_result(s, journal, confirmed, progress, why, len(simulated))
 
 
 def _keep(recipe: Recipe, s: TuneSettings) -> None:
@@ -172,7 +173,12 @@ def _least_time(objective: Objective, baseline: Contender, sides: Sequence[Conte
 
 
 def _on_engine_alone(
-    s: TuneSettings, bout: Bout, baseline: Contender, journal: StudyJournal, progress: Progress
+    s: TuneSettings,
+    bout: Bout,
+    baseline: Contender,
+    journal: StudyJournal,
+    progress: Progress,
+    why: list[str],
 ) -> StudyResult:
     for each in s.by.all:
         if each.of(baseline.trials[-1].summary) is None:
@@ -182,7 +188,7 @@ def _on_engine_alone(
     progress.phase("settings of the front end on the engine")
     sides = [Contender("trial", settings) for settings in tried_without_replays(s)]
     confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)
-    return _engine_result(s, journal, confirmed)
+    return _engine_result(s, journal, confirmed, progress, why)
 
 
 def _space(s: TuneSettings) -> Space:
@@ -269,9 +275,25 @@ def simulated_result(
 
 
 def _engine_result(
-    s: TuneSettings, journal: StudyJournal, confirmed: Confirmed, simulated: int = 0
+    s: TuneSettings,
+    journal: StudyJournal,
+    confirmed: Confirmed,
+    progress: Progress,
+    why: list[str],
+    simulated: int = 0,
 ) -> StudyResult:
-    """End with the engine's verdict: write the recipe of its winner. `simulated`: the number of simulated trials."""
+    """End with the engine's verdict: write the recipe of its winner, if its hits are not wrong.
+
+    `simulated`: the number of simulated trials. `why`: a sentence about the winner's hits is added.
+    """
+    if confirmed.winner is not None and isinstance(s.setup.device, Real):
+        progress.phase("the hits of the winner's server")
+        bench = s.lab.engine(s.output, probe="off")
+        wrong, told = checked(s.setup.with_knobs(confirmed.winner.settings), bench, s.lab.clock())
+        if wrong:
+            confirmed = replace(confirmed, winner=None, why=told)
+        elif told:
+            why.append(told)
     winner, leader = confirmed.winner, confirmed.leader
     if winner is not None:
         _keep(recipe_of(s.setup, s.by, confirmed, winner, simulated), s)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtune.base.errors import reason
+from kvtune.base.errors import UsageError, reason
 from kvtune.base.files import read_json
+from kvtune.data.layout.config import shape_of
 from kvtune.data.layout.models import builtin
+from kvtune.data.layout.plan import ModelShape
 
 FILE = "config.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -115,3 +117,12 @@ def _on_hub(name: str, revision: str | None) -> Path | str:
             (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
         )
         return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {first_line}"
+
+
+def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
+    """Return the shape of a model whose config.json is on this machine, and whose family the arithmetic knows."""
+    fields = config_at_hand(model, folders=folders).fields
+    try:
+        return shape_of(fields, model) if fields else None
+    except UsageError:
+        return None

@@ -32,6 +32,7 @@ from kvtune.lab.engine.gpu_needs import check_gpu_needs, check_shared_memory
 from kvtune.lab.engine.launch import launch
 from kvtune.lab.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.lab.engine.record import record
+from kvtune.lab.engine.served import command_of, served
 from kvtune.lab.setup.offload_flags import check_room
 from kvtune.lab.setup.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
 from kvtune.lab.setup.setup import Setup, Simulated
@@ -151,6 +152,18 @@ class EngineBench:
             elif outcome.error is not None and outcome.error.exit_code == EXIT_INTERRUPTED:
                 outcome.error = interrupted("what was measured", path)
             return Profiled(run, path, outcome.error)
+
+    @contextlib.contextmanager
+    def serve(self, setup: Setup) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Serve the set-up; yield the server's URL, and what tells why it has ended (`served.py`)."""
+        resolved = resolve(setup.model, dummy=setup.dummy, engine_args=setup.engine_args)
+        check_machine(setup.engine_args, cpu_build=is_cpu_build())
+        command = command_of(setup.model, [*resolved.args, "--enable-prompt-tokens-details"])
+        with (
+            socket_folder() as sockets,
+            served(command, sockets | environment_of(setup, self, resolved.offline)) as server,
+        ):
+            yield server
 
 
 def interrupted(what: str, path: Path) -> KvtuneError:

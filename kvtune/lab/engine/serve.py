@@ -7,6 +7,8 @@ on every CPU.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 
@@ -14,8 +16,11 @@ def main() -> None:
     from vllm.entrypoints.cli import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from kvtune.plugin.probe.lifetime import die_with_parent
     from kvtune.plugin.vllm.names import cli_env_setup
 
+    if os.environ.get("KVTUNE_RUN_DIR"):  # a command asks this server (`served.py`)
+        die_with_parent(signal.SIGTERM)
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
     cli_env_setup()()
     parser = FlexibleArgumentParser(description="vLLM CLI")

@@ -76,6 +76,8 @@ class Toy:
     rare: float = 0.0
     lasts: bool = True
     spoiled: set[str] = field(default_factory=set)
+    longest: int = 2000
+    """Tokens that a request may have: no prompt of several chunks, which cost a test most of its time."""
 
     def __post_init__(self) -> None:
         self.draw = np.random.default_rng(self.seed)
@@ -155,7 +157,7 @@ def serving(toy: Toy) -> Iterator[str]:
         wbufsize = 1 << 16
 
         def do_GET(self) -> None:
-            card = {"data": [{"id": "toy", "max_model_len": 4096}]}
+            card = {"data": [{"id": "toy", "max_model_len": toy.longest}]}
             known = {"/v1/models": card, "/version": {"version": "0.32.0"}}
             if self.path == "/metrics":
                 asked = 0 if toy.tier is None else 1 + toy.queries

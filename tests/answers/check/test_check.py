@@ -40,7 +40,7 @@ def test_noise_is_no_fault(noise: float, seed: int, capsys: pytest.CaptureFixtur
     )
     assert all(each["wrong"] == 0 for each in answer["paths"]), answer["paths"]
     shown = {each["name"]: each["hits"] / each["asked"] for each in answer["paths"] if each["hits"]}
-    assert shown == dict.fromkeys(("whole", "inside", "shortest", "junction", "turn", "long"), 1.0)
+    assert shown == dict.fromkeys(("whole", "inside", "shortest", "junction", "turn"), 1.0)
     assert (answer["verdict"], code) in (("as cold", 0), ("cannot tell", 3))
     if answer["cold"]["asked"] == 64:
         assert code == 0 or noise >= 0.03
@@ -77,7 +77,7 @@ NAMED = {
 def test_each_wrong_hit_is_told_with_what_may_decide_it(
     fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, answer = check(Toy(1e-3, PLACED[fault]), capsys, "--prompts", "12")
+    code, answer = check(Toy(1e-3, PLACED[fault], longest=4096), capsys, "--prompts", "12")
     assert (code, answer["verdict"]) == (1, "differs")
     told = [Hit(each["cached"], 0, len(each["ids"]), 0) for each in answer["differ"]]
     assert len(told) == sum(each["wrong"] for each in answer["paths"]) > 3
@@ -115,6 +115,13 @@ def test_a_server_that_refuses_salts_is_told_in_one_sentence(capsys: pytest.Capt
     assert code == 1 and "answers 400" in said and "or cache_salt" in said
 
 
+def test_a_server_whose_hits_are_all_wrong_has_clean_cold_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = check(Toy(1e-3, lambda hit: True, longest=4096), capsys, "--prompts", "4")
+    shown = [each for each in answer["paths"] if each["hits"]]
+    assert code == 1 and len(shown) == 6 and answer["cold"]["nats"] < 0.01
+    assert all(each["wrong"] == each["hits"] for each in shown)
+
+
 def test_one_wrong_hit_in_twenty_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     toy = Toy(1e-3, lambda hit: hit.number % 20 == 0)
     code, answer = check(toy, capsys, "--prompts", "12")
@@ -141,7 +148,7 @@ def test_the_answer_is_a_terminal_s_and_markdown_and_a_page(
         shown = capsys.readouterr().out
         assert run([*words, "--md"]) == 1
     assert shown.startswith(
-        "4 of 24 hits differ from the cold answer, all where the path is the shortest hit; "
+        "4 of 20 hits differ from the cold answer, all where the path is the shortest hit; "
     )
     assert "the shortest hit: 4 of 4\n" in shown and "Not shown: at a window's edge" in shown
     assert "Until it is mended: --no-enable-prefix-caching." in shown
@@ -162,7 +169,7 @@ def test_a_prompt_ends_where_a_number_that_it_said_would_follow(capsys: pytest.C
 
 def test_counters_tell_hits_where_answers_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = check(Toy(details=False), capsys, "--prompts", "2")
-    assert [each["hits"] for each in answer["paths"] if each["asked"]] == [2] * 6 and code == 3
+    assert [each["hits"] for each in answer["paths"] if each["asked"]] == [2] * 5 and code == 3
 
 
 def test_a_tier_is_told_alone_and_mixed(capsys: pytest.CaptureFixture[str]) -> None:

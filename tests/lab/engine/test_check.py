@@ -6,14 +6,22 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from kvtune.answers.tune.answers import checked
+from kvtune.base.clock import Clock
+from kvtune.lab.engine.profile import EngineBench
+from kvtune.lab.setup.setup import Setup
 from kvtune.plugin.core.plugin import MODULES
-from tests.lab.engine.checked import ADAPTERS, FAULTS, FORGOTTEN, SERVERS, check, plant, server, wrong
+from tests.faults.kvtune_test_faults import VARIABLE
+from tests.lab.engine.checked import ADAPTERS, FAULTS, FORGOTTEN, PLANTS, SERVERS, check, plant, server, wrong
+from tests.weights.kvtune_test_weights import LOAD_FORMAT
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
@@ -109,6 +117,20 @@ def test_each_fault_in_the_cache_is_found(name: str, tmp_path: Path) -> None:
                 assert 1 <= found <= 8
             else:
                 assert found >= 0.9 * hits, fault
+
+
+@pytest.mark.parametrize("fault", ["", "other"])
+def test_a_winners_server_is_checked_and_ends(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, fault)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "fault"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PLANTS, os.environ.get("PYTHONPATH", "")]))
+    flags = ["--load-format", LOAD_FORMAT, "--num-gpu-blocks-override", "450", "--block-size", "32"]
+    setup = Setup(model="tiny-opt", engine_args=flags, core="kvtune")
+    wrong, told = checked(setup, EngineBench(tmp_path, probe="off"), Clock())
+    assert wrong == bool(fault) and ("hits differ" if fault else "answer as cold") in told, told
+    assert not psutil.Process().children(recursive=True)
 
 
 def test_an_adapter_that_shares_the_base_models_blocks_is_not_seen(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from kvtune.cli.watch import shape_at_hand
+from kvtune.data.layout.model_config import shape_at_hand
 from kvtune.data.layout.models import builtin
 from kvtune.servers.watch.metrics import Between, Scrape, read
 from kvtune.servers.watch.possible import possible

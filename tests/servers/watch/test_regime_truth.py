@@ -26,7 +26,7 @@ import httpx
 import msgspec
 import pytest
 
-from kvtune.cli.watch import shape_at_hand
+from kvtune.data.layout.model_config import shape_at_hand
 from kvtune.data.layout.models import builtin, engine_defaults
 from kvtune.lab.device.cost import StepCost
 from kvtune.lab.device.settings import Timed, write_device

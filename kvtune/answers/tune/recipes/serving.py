@@ -12,7 +12,6 @@ import msgspec
 
 from kvtune.answers.tune.recipes.shelf import load
 from kvtune.answers.tune.recipes.verify import refuse_foreign, usable
-from kvtune.base import children
 from kvtune.base.errors import UsageError
 from kvtune.base.files import claim
 from kvtune.base.legal import Value
@@ -20,6 +19,7 @@ from kvtune.base.scratch import PREFIX
 from kvtune.data.flags import flag_value
 from kvtune.data.recipe import engine_flags
 from kvtune.lab.engine.profile import check_machine
+from kvtune.lab.engine.served import command_of
 from kvtune.lab.setup.offload_flags import joined
 from kvtune.lab.setup.resolve import is_cpu_build, resolve
 from kvtune.lab.setup.setup import CoreName
@@ -62,13 +62,7 @@ def serving(
     given = joined(fixed, flags)
     resolved = resolve(model, dummy=dummy, engine_args=given)
     check_machine(given, cpu_build=is_cpu_build())
-    arguments = list(resolved.args)
-    place = arguments.index("--model")
-    path = arguments[place + 1]
-    del arguments[place : place + 2]
-    command = children.python("kvtune.lab.engine.serve", path, *arguments)
-    if flag_value(arguments, "served-model-name") is None:
-        command += ["--served-model-name", model]
+    command = command_of(model, resolved.args)
     environment = {
         **environ,
         "KVTUNE_CORE": chosen,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -50,10 +51,9 @@ def check(query: CheckQuery) -> int:
     from kvtune.servers.watch.server import Server
 
     file = earlier(query.replay) if query.replay else None
-    server = Server(query.url, headers_of(query.header or []), query.insecure)
-    try:
+    with closing(Server(query.url, headers_of(query.header or []), query.insecure)) as server:
         layout = layout_of(server, shape_at_hand)
-        file = file or Earlier(prompts(server, layout, query.prompts, query.seed), [""])
+        file = file or Earlier([*prompts(server, layout, query.prompts, query.seed)], [""])
         asked = server, server.card().id, layout, file.prompts, query.tokens, query.fill, file.salts
         price = Course(*asked).run()
         load = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
@@ -64,8 +64,6 @@ def check(query: CheckQuery) -> int:
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
             return EXIT_UNKNOWN
         begin(load)
-        made = answer(Course(*asked, begin, counts=layout.tier or bool(query.replay)).run())
-    finally:
-        server.close()
+        made = answer(Course(*asked, begin).run())
     print_answer(made, document(made), json=query.json, md=query.md, page=query.page)
     return {"differs": EXIT_FAILED, "as cold": 0}.get(made.verdict, EXIT_UNKNOWN)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import contains
 from pathlib import Path
 from random import Random, SystemRandom
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -21,9 +21,10 @@ from kvtune.answers.check.judge import AGAIN, Answer, distance, limit
 from kvtune.base.bounded import decode_json_as
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.files import read_regular
+from kvtune.servers.tap.answers import counts_of
 from kvtune.servers.watch.client import StatusError
 from kvtune.servers.watch.facts import Facts, ShapeAtHand
-from kvtune.servers.watch.metrics import Between
+from kvtune.servers.watch.metrics import Between, served
 from kvtune.servers.watch.server import Server
 
 ANSWER_S, COUNTED_S = 600.0, 2.0
@@ -33,21 +34,10 @@ TURNED_OVER = 1.5
 RANDOM_IDS = (10, 400)
 """Token ids of prompts where the server reads no text: every vocabulary has them."""
 COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_hits")
-PACE = (
-    "request_prefill_time_seconds_sum",
-    "request_decode_time_seconds_sum",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "generation_tokens",
-)
 FIELDS = {"temperature": 0.0, "logprobs": 5, "ignore_eos": True, "return_tokens_as_token_ids": True}
 
 
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: dict[str, Annotated[int, Meta(ge=0)] | None] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -56,7 +46,7 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
+    usage: dict[str, Any] = {}
 
 
 class Earlier(msgspec.Struct):
@@ -97,23 +87,21 @@ def earlier(path: Path) -> Earlier:
         raise UsageError(what, "give what `kvtune check --json` printed") from None
 
 
-def prompts(server: Server, layout: paths.Layout, count: int, seed: int) -> list[list[int]]:
-    """Make prompts: a register, then its first or last line again without the number, on which the answer hangs.
+def prompts(server: Server, layout: paths.Layout, count: int, seed: int) -> Iterator[list[int]]:
+    """Yield prompts: a register, then its first or last line again without the number, on which the answer hangs.
 
     Random ids if the server reads no text.
     """
-    draw, made = Random(seed), []
+    draw = Random(seed)
     for number in range(count):
         tokens = paths.length(layout, number)
         lines = [f"The code of {draw.getrandbits(32):08x} is" for _ in range(tokens // 6)]
         text = [f"{line} {draw.randrange(10_000, 99_999)}." for line in lines]
         try:
             last = server.tokenized({"prompt": f"\n{text[-1]}\n{lines[-(number % 2)]}"})
-            ids = [*server.tokenized({"prompt": "\n".join(text[:-1])})[: tokens - len(last)], *last]
+            yield [*server.tokenized({"prompt": "\n".join(text[:-1])})[: tokens - len(last)], *last]
         except KvtuneError:
-            ids = [draw.randrange(*RANDOM_IDS) for _ in range(tokens)]
-        made.append(ids)
-    return made
+            yield [draw.randrange(*RANDOM_IDS) for _ in range(tokens)]
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -136,10 +124,10 @@ class Compared(msgspec.Struct, frozen=True):
 
 @dataclass
 class Course:
-    """One check. `counts`: counters tell what hits. `sent`: requests; `computed`: their prompt tokens that missed.
+    """One check. `kept`: the salts of an earlier one. `sent`: requests; `computed`: their prompt tokens that missed.
 
     `say` is told what begins. Without it nothing is sent: what a check would send at most is counted. `salts`: the last
-    under which each prompt was primed as a whole; `kept`: those of an earlier check.
+    under which each prompt was primed as a whole. `counts`: counters tell what hits.
     """
 
     server: Server
@@ -153,14 +141,12 @@ class Course:
     compared: list[Compared] = field(default_factory=list)
     sent: int = 0
     computed: int = 0
-    counts: bool = False
 
     def run(self) -> Course:
         """Ask for the cold answers, alone and in batches, which compute them in other parts, and for each path's."""
-        self.salts = [""] * len(self.prompts)
+        self.salts, self.counts = [""] * len(self.prompts), self.layout.tier or any(self.kept)
         self.fitting = self.layout.pool // (2 * max(map(len, self.prompts)))
-        ask = partial(self.ask, tokens=self.tokens)
-        self.colds = [(number, ids, ask(ids)[0][0]) for number, ids in enumerate(self.prompts)]
+        self.colds = [(number, ids, self.ask(ids)[0][0]) for number, ids in enumerate(self.prompts)]
         for size in (1, 2, max(2, self.fitting)):
             for start in range(0, len(self.colds), size):
                 self._again(*self.colds[start : start + size])
@@ -171,10 +157,13 @@ class Course:
 
     def seconds(self) -> float:
         """Return how long the server would take at its pace until now; 0 if it has answered nobody."""
-        prefill, decode, asked, hit, made = (self.server.scrape().get(name) or 0.0 for name in PACE)
-        if made and asked > hit:
-            return self.computed * prefill / (asked - hit) + self.sent * self.tokens * decode / made
-        return 0.0
+        scrape = self.server.scrape()
+        spent, made = served(scrape), scrape.get("generation_tokens")
+        queries, hits, _ = (scrape.get(name) or 0.0 for name in COUNTERS)
+        if not made or queries <= hits:
+            return 0.0
+        prefill_s, decode_s = spent["prefill_s"] / (queries - hits), spent["decode_s"] / made
+        return self.computed * prefill_s + self.sent * self.tokens * decode_s
 
     @property
     def unsalted(self) -> int:
@@ -187,7 +176,7 @@ class Course:
 
     def _again(self, *asked: tuple[int, Sequence[int], Answer]) -> None:
         """Ask for cold answers again, in one batch. Only those that are alone have a salt of their own."""
-        answers, cached, _ = self.ask(*(ids for _, ids, _ in asked), tokens=self.tokens)
+        answers, cached, _ = self.ask(*(ids for _, ids, _ in asked))
         for (number, ids, cold), answer in zip(asked, answers, strict=True):
             taken = len(asked) > 1 or not cached
             self.compared.append(Compared("null", number, ids, cold, answer, distance(cold, answer), taken))
@@ -197,42 +186,42 @@ class Course:
         if self.say:
             self.say(paths.PATHS[name])
         beyond, size = self.limit, max(1, self.fitting) if name in paths.FILLED else 1
+        salts = self.kept if name == "kept" else [token_hex(16) for _ in self.prompts]
         for first in range(0, len(self.prompts), size):
             since, primed = self.sent, []
             for number in range(len(self.prompts))[first : first + size]:
                 plan = paths.way(name, self.layout, self.prompts, number, self.tokens)
-                salt, start = self.kept[number] if name == "kept" else token_hex(16), []
                 for ids in plan.primers:
-                    (answer,), *_ = self.ask(ids, salt=salt, tokens=self.tokens if plan.turn else 1)
-                    start = [*ids, *(int(name[9:]) for name in answer.tokens)] if plan.turn else []
-                    if ids is self.prompts[number]:
-                        self.salts[number] = salt
-                primed.append((number, plan, salt, start))
+                    (answer,), *_ = self.ask(ids, salt=salts[number], tokens=plan.tokens)
+                if name == "turn":
+                    turn = [*plan.primers[0], *(int(token[9:]) for token in answer.tokens)]
+                    plan = plan._replace(ids=[*turn, *plan.ids[len(turn) :]])
+                primed.append((number, plan))
             if name == "full":  # an eighth of what was primed goes
-                self._fill(self.layout.pool - sum(len(plan.ids) for _, plan, *_ in primed) * 7 // 8)
+                self._fill(self.layout.pool - sum(len(plan.ids) for _, plan in primed) * 7 // 8)
             elif name in paths.FILLED:
                 self._empty()
-            for number, plan, salt, start in reversed(primed):
-                for primer in plan.later:
-                    self.ask(primer, salt=salt)
-                ids = [*start, *plan.ids[len(start) :]]
-                cold = self.ask(ids, tokens=self.tokens)[0][0] if plan.other else self.colds[number][2]
-                age = self.sent - since
-                hit = partial(self.ask, ids, salt=salt, tokens=self.tokens)
+            for number, plan in reversed(primed):
+                for ids in plan.later:
+                    self.ask(ids, salt=salts[number], tokens=1)
+                cold = self.ask(plan.ids)[0][0] if name in paths.OTHER else self.colds[number][2]
+                hit, age = partial(self.ask, plan.ids, salt=salts[number]), self.sent - since
                 (answer,), cached, loaded = hit()
                 taken = cached in plan.hits and (cached > loaded, loaded > 0) == (plan.local, plan.loaded)
                 nats = distance(cold, answer)
                 repeats = taken and name not in paths.COLD and nats > beyond
                 if repeats:  # a rare noise, or a fault?
                     repeats = all(distance(cold, hit()[0][0]) > beyond for _ in range(AGAIN))
-                    self._again((number, ids, cold), self.colds[number - 1])
-                row = Compared(name, number, ids, cold, answer, nats, taken, cached, age, repeats)
+                    self._again((number, plan.ids, cold), self.colds[number - 1])
+                row = Compared(name, number, plan.ids, cold, answer, nats, taken, cached, age, repeats)
                 self.compared.append(row)
+        if name in paths.WHOLE:
+            self.salts = [*salts]
 
     def _fill(self, wanted: int) -> None:
         """Fill the pool with tokens of other prompts."""
         for _ in range(wanted // len(self.prompts[0]) + 1):
-            self.ask(SystemRandom().sample(self.prompts[0], len(self.prompts[0])))
+            self.ask(SystemRandom().sample(self.prompts[0], len(self.prompts[0])), tokens=1)
 
     def _empty(self) -> None:
         """Empty the cache: the server does so only with VLLM_SERVER_DEV_MODE=1."""
@@ -241,19 +230,18 @@ class Course:
                 return
         self._fill(int(TURNED_OVER * self.layout.pool))
 
-    def ask(self, *asked: Sequence[int], salt: str = "", tokens: int = 1) -> tuple[list[Answer], int, int]:
+    def ask(self, *asked: Sequence[int], salt: str = "", tokens: int = 0) -> tuple[list[Answer], int, int]:
         """Send prompts that are computed together. Without `salt` nobody has used theirs.
 
         Return their answers, the tokens that were cached, and of them those that a connector loaded. They are 0 if the
         server does not say it, or answered others meanwhile.
         """
-        size = sum(map(len, asked))
+        size, salt, tokens = sum(map(len, asked)), salt or token_hex(16), tokens or self.tokens
         self.sent, self.computed = self.sent + 1, self.computed + size
         if not self.say:
             return [Answer([], []) for _ in asked], 0, 0
         before = self.server.scrape() if self.counts else None
-        body = {"model": self.model, "prompt": [list(ids) for ids in asked], **FIELDS}
-        body |= {"max_tokens": tokens, "cache_salt": salt or token_hex(16)}
+        body = FIELDS | {"model": self.model, "prompt": asked, "max_tokens": tokens, "cache_salt": salt}
         try:
             read = self.server.client.json("/v1/completions", _Completion, body, seconds=ANSWER_S)
         except StatusError as error:
@@ -263,13 +251,14 @@ class Course:
         if [sum(map(contains, each.tops, each.tokens)) for each in made] != [tokens] * len(asked):
             what = f"{self.server.base} does not answer with the ids and logprobs of tokens"
             raise KvtuneError(what, "ask vLLM itself: a gateway may change answers")
-        cached = (read.usage.prompt_tokens_details or {}).get("cached_tokens")
-        self.counts, loaded, end = self.counts or cached is None, 0, time.monotonic() + COUNTED_S
+        *_, cached = counts_of(read.usage)
+        self.counts, loaded, end = self.counts or cached < 0, 0, time.monotonic() + COUNTED_S
         while before is not None:
             between = Between(before, self.server.scrape())
             queries, local, loaded = (int(between.counted(name) or 0) for name in COUNTERS)
             if queries or time.monotonic() > end:
                 cached, loaded = (local + loaded, loaded) if queries == size else (0, 0)
                 break
-        self.computed -= cached or 0
-        return made, cached or 0, loaded
+        cached = max(0, cached)
+        self.computed -= cached
+        return made, cached, loaded

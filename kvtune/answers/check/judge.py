@@ -90,9 +90,8 @@ def judged(wrong: int, hits: int, seen: float, sure: bool = True) -> tuple[Verdi
 def common(hits: Sequence[tuple[Features, bool]]) -> str:
     """Say which feature tells wrong hits best; "" if chance may. `hits`: the features of each, whether it is wrong."""
     wrong, best, text, splits = [each for _, each in hits], LIKELY, "", {}
-    for name in reversed(
-        [*hits[0][0]] if hits else []
-    ):  # the plainest last, of those that the same hits have
+    names = [*hits[0][0]] if hits else []
+    for name in reversed(names):  # the plainest last, of those that the same hits have
         values = [features[name] for features, _ in hits]
         for value in set(values):
             splits[tuple(each == value for each in values)] = f"{name} {value}"

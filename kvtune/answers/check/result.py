@@ -97,12 +97,12 @@ def features(row: Compared, layout: Layout) -> Features:
 
 def _of_path(name: str, course: Course, beyond: float, seen: float) -> OfPath:
     rows = [row for row in course.compared if row.path == name]
-    hits, colds = [row for row in rows if row.taken], sum(row.path == "null" for row in course.compared)
-    asked, count, wrong = len(rows), len(hits), sum(row.nats > beyond for row in hits)
-    lasts = any(row.repeats and row.nats > beyond for row in hits)
-    sure = lasts or fisher(wrong, count, wrong, count + colds) < RARE
+    hits = [row for row in rows if row.taken]
+    repeats = [row.repeats for row in hits if row.nats > beyond]
+    count, wrong, colds = len(hits), len(repeats), sum(row.path == "null" for row in course.compared)
+    sure = any(repeats) or fisher(wrong, count, wrong, count + colds) < RARE
     why = why_not(name, course.layout, course.kept, course.fill)
     why = why or ("" if hits else "no request hit like that")
     equal = sum(row.cold.tokens == row.answer.tokens for row in hits)
     nats = max((row.nats for row in hits), default=0.0)
-    return OfPath(name, why, asked, count, wrong, equal, nats, *judged(wrong, count, seen, sure))
+    return OfPath(name, why, len(rows), count, wrong, equal, nats, *judged(wrong, count, seen, sure))

@@ -7,7 +7,6 @@ The answer's `cached_tokens` prove the path: the primers left that many in the p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain, cycle, islice
 from typing import NamedTuple
 
@@ -48,25 +47,17 @@ PATHS = {
     "tier": "from a tier alone",
     "mixed": "part local, part from a tier",
 }
-TIER, FILLED = ("kept", "tier", "mixed"), ("full", "tier", "mixed")
-"""On these a connector must load; before these the pool is filled, or emptied."""
-WHOLE, OTHER = ("whole", *FILLED), ("turn", "long")
-"""On these the prompt itself is primed; on these what is sent is another, whose cold answer is not known."""
+TIER, FILLED = {"kept": False, "tier": False, "mixed": True}, ("full", "tier", "mixed")
+"""On these a connector must load: all, or a part (True); before these the pool is filled, or emptied."""
 
 
 class Way(NamedTuple):
-    """A path of one prompt. `ids`: the tokens that are sent. `later`: primers after the cache was cleared.
-
-    Of the tokens `hits` hit: some that are `local`, and some that a connector `loaded`. `tokens`: of primers' answers.
-    """
+    """A path of one prompt: what is sent, and how much of it hits. `later`: primers after the cache was cleared."""
 
     ids: Sequence[int]
     primers: Sequence[Sequence[int]] = ()
     hits: range = range(1, ANY)
     later: Sequence[Sequence[int]] = ()
-    local: bool = True
-    loaded: bool = False
-    tokens: int = 1
 
 
 def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
@@ -87,7 +78,13 @@ def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
 def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, tokens: int) -> Way:
     """Return how a path leads to a prompt; its primers go on as the prompt before it."""
     ids, other, small, block = prompts[number], prompts[number - 1], layout.blocks[0], layout.blocks[-1]
-    part = partial(parted, layout, ids, other)
+
+    def part(end: int, count: int) -> list[int]:
+        """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
+        end = min(end, len(ids) - ENDS)
+        start = next((i for i in range(end % 89, len(other)) if other[i] != ids[end]), 0)
+        return [*ids[:end], *(other[start:] + other)[:count]][: (layout.longest or ANY) - 2]
+
     least = max(1, len(ids) * 3 // 4 // block * block - min(tokens // 2, block // 2))
     edge = max(small + 1, layout.window // small * small + (1 - small, 1, small + 1, 2 * small)[number % 4])
     block = layout.blocks[number % len(layout.blocks)] if name == "inside" else block
@@ -97,27 +94,18 @@ def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, to
     start = len(ids) * (1 + number % 3) // 4 // small * small
     more = CHUNK + block + number * 37 % block - len(ids)
     long = [*islice(cycle(chain.from_iterable(prompts)), max(0, more)), *ids]
-    wrong = [*ids[:start], *other[start : start + small], *ids[start + small :]]
     ways = {
-        "exchanged": Way(wrong, hits=range(1), local=False),
-        "kept": Way(ids, local=False, loaded=True),
+        "exchanged": Way([*ids[:start], *other[start : start + small], *ids[start + small :]], hits=range(1)),
+        "kept": Way(ids),
         "inside": Way(ids, [part(end, max(1, block // 8))], hits),
         "shortest": Way(ids, [part(block + 3, 2)], range(1, block + 4)),
         "junction": Way(ids, [behind[: end + block], [*behind[: end + 1], *behind[:end:-1]]], hits),
         "edge": Way(ids, [part(edge, 2), part(edge, small // 2)], range(1, edge + 1)),
-        "turn": Way(ids, [ids[:least]], range(least + 1, ANY), tokens=tokens),
+        "turn": Way(ids, [ids[:least]], range(least + 1, ANY)),
         "long": Way(long, [long, long]),
-        "tier": Way(ids, [ids, ids], local=False, loaded=True),
-        "mixed": Way(ids, [ids, ids], range(begin + 1, ANY), [part(end, 2)], loaded=True),
+        "mixed": Way(ids, [ids, ids], range(begin + 1, ANY), [part(end, 2)]),
     }
     return ways.get(name, Way(ids, [ids, ids]))
-
-
-def parted(layout: Layout, ids: list[int], other: list[int], end: int, count: int) -> list[int]:
-    """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
-    end = min(end, len(ids) - ENDS)
-    start = next((i for i in range(end % 89, len(other)) if other[i] != ids[end]), 0)
-    return [*ids[:end], *(other[start:] + other)[:count]][: (layout.longest or ANY) - 2]
 
 
 def length(layout: Layout, number: int) -> int:

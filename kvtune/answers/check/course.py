@@ -221,7 +221,7 @@ class Course(Asked, dict=True):
             self.ask(SystemRandom().sample(self.prompts[0], len(self.prompts[0])), tokens=1)
 
     def ask(self, *asked: Sequence[int], salt: str = "", tokens: int = 0) -> tuple[list[Answer], int, int]:
-        """Send prompts that are computed together. Without `salt` nobody has used theirs. `tokens`: else a check's.
+        """Send prompts, computed together. Without `salt` nobody has used theirs. `tokens`: 0 for `self.tokens`.
 
         Return their answers, the tokens that were cached, and of them those that a connector loaded. They are 0 if the
         server does not say it, or answered others meanwhile.

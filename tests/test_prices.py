@@ -138,7 +138,7 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("hits of hybrids on a CPU are right, or doctor says why not", "kvtune/answers", 14),
     ("hits of hybrids on a CPU are right, or doctor says why not", "tests", 40),
     ("tune: a winner is served once, and its hits are checked", "kvtune/answers", 68),
-    ("tune: a winner is served once, and its hits are checked", "kvtune/lab", 77),
+    ("tune: a winner is served once, and its hits are checked", "kvtune/lab", 81),
     ("tune: a winner is served once, and its hits are checked", "tests", 133),
     ("tune: a winner is served once, and its hits are checked", "docs/tuning.md", 8),
     ("the shape of a model at hand, read by two rooms", "kvtune/data", 11),

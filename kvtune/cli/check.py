@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,8 +24,7 @@ class CheckQuery(Query):
     prompts: int = option(32, "N", MADE, min=2, max=256)("""How many prompts take each path. With 32, a fault in
         one of ten hits is seen with up to 97 %.""")
     tokens: int = option(16, "N", min=1, max=100)("Length of each answer.")
-    replay: Path | None = option(None, "FILE")("""The prompts of an earlier --json, in which a tier may have
-        kept them.""")
+    replay: Path | None = option(None, "FILE")("Prompts of an earlier --json, which a tier may have kept.")
     fill: bool = option(False)("Fill the pool, and empty it for a tier: evicts what the server holds.")
     yes: bool = option(False)("Send the requests without asking.")
     seed: Annotated[options.Seed, MADE] = 0
@@ -46,17 +47,18 @@ def check(query: CheckQuery) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
     from kvtune.data.layout.model_config import shape_at_hand
+    from kvtune.data.show.terminal import one_line
     from kvtune.servers.watch.client import headers_of
     from kvtune.servers.watch.server import Server
 
     file = earlier(query.replay) if query.replay else None
-    server = Server(query.url, headers_of(query.header or []), query.insecure)
-    try:
+    with closing(Server(query.url, headers_of(query.header or []), query.insecure)) as server:
         layout = layout_of(server, shape_at_hand)
-        file = file or Earlier(prompts(server, layout, query.prompts, query.seed), [""])
-        asked = server, server.card().id, layout, file.prompts, query.tokens, query.fill, file.salts
-        price = Course(*asked).run()
-        load = f"{count(price.sent)} requests with {count(price.computed)} prompt tokens to {server.base}"
+        file = file or Earlier([*prompts(server, layout, query.prompts, query.seed)], [""] * query.prompts)
+        asked = file.prompts, file.salts, server, query.tokens, query.fill
+        course = Course(*asked, model=one_line(server.card().id), layout=layout)
+        price = copy(course).run()
+        load = f"{count(price.requests)} requests with {count(price.computed_tokens)} prompt tokens to {server.base}"
         if took := price.seconds():
             load += f", {took / 60:,.1f} minutes at its pace until now"
         if not query.yes and not sys.stdin.isatty():
@@ -64,8 +66,6 @@ def check(query: CheckQuery) -> int:
         if not query.yes and not typer.confirm(f"Send {load}? They replace what its cache holds", err=True):
             return EXIT_UNKNOWN
         begin(load)
-        made = answer(Course(*asked, begin, counts=layout.tier or bool(query.replay)).run())
-    finally:
-        server.close()
+        made = answer(course.run(begin))
     print_answer(made, document(made), json=query.json, md=query.md, page=query.page)
     return {"differs": EXIT_FAILED, "as cold": 0}.get(made.verdict, EXIT_UNKNOWN)

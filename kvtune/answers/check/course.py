@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import contains
 from pathlib import Path
 from random import Random, SystemRandom
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from kvtune.answers.check import paths
 from kvtune.answers.check.judge import AGAIN, Answer, distance, limit
 from kvtune.base.bounded import decode_json_as
 from kvtune.base.errors import KvtuneError, UsageError, reason
 from kvtune.base.files import read_regular
+from kvtune.servers.tap.answers import counts_of
 from kvtune.servers.watch.client import StatusError
 from kvtune.servers.watch.facts import Facts, ShapeAtHand
-from kvtune.servers.watch.metrics import Between
+from kvtune.servers.watch.metrics import Between, served
 from kvtune.servers.watch.server import Server
 
 ANSWER_S, COUNTED_S = 600.0, 2.0
@@ -33,37 +32,38 @@ TURNED_OVER = 1.5
 RANDOM_IDS = (10, 400)
 """Token ids of prompts where the server reads no text: every vocabulary has them."""
 COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_hits")
-PACE = (
-    "request_prefill_time_seconds_sum",
-    "request_decode_time_seconds_sum",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "generation_tokens",
-)
 FIELDS = {"temperature": 0.0, "logprobs": 5, "ignore_eos": True, "return_tokens_as_token_ids": True}
+_Prompt = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(min_length=2 * paths.ENDS)]
 
 
-_Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: dict[str, Annotated[int, Meta(ge=0)] | None] | None = None
-
-
-class _Choice(msgspec.Struct):
+class _Choice(Struct):
     logprobs: Answer
 
 
-class _Completion(msgspec.Struct):
+class _Completion(Struct):
     choices: list[_Choice]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
+    usage: dict[str, Any] = {}
 
 
-class Earlier(msgspec.Struct):
-    """What is read of a check's `--json`, which may be anyone's: no address. `salts`: as `Course.salts`."""
+class Earlier(Struct):
+    """What is read of anyone's `--json`: no address. `salts`: the last under which a prompt was primed as a whole."""
 
-    prompts: Annotated[list[Annotated[list[_Id], Meta(min_length=4 * paths.ENDS)]], Meta(min_length=2)]
+    prompts: Annotated[list[_Prompt], Meta(min_length=2)]
     salts: list[Annotated[str, Meta(max_length=100)]]
+
+
+class Asked(Earlier, kw_only=True):
+    """What a check asks and says again. `computed_tokens`: those of its `requests`' prompts that missed.
+
+    `unsalted`: requests with a fresh cache_salt that hit all the same. `limit_nats`: beyond it an answer is wrong.
+    """
+
+    model: str
+    layout: paths.Layout
+    requests: int = 0
+    computed_tokens: int = 0
+    unsalted: int = 0
+    limit_nats: float = 0.0
 
 
 def layout_of(server: Server, shape_at_hand: ShapeAtHand) -> paths.Layout:
@@ -97,26 +97,24 @@ def earlier(path: Path) -> Earlier:
         raise UsageError(what, "give what `kvtune check --json` printed") from None
 
 
-def prompts(server: Server, layout: paths.Layout, count: int, seed: int) -> list[list[int]]:
-    """Make prompts: a register, then its first or last line again without the number, on which the answer hangs.
+def prompts(server: Server, layout: paths.Layout, count: int, seed: int) -> Iterator[list[int]]:
+    """Yield prompts: a register, then its first or last line again without the number, on which the answer hangs.
 
     Random ids if the server reads no text.
     """
-    draw, made = Random(seed), []
+    draw = Random(seed)
     for number in range(count):
         tokens = paths.length(layout, number)
         lines = [f"The code of {draw.getrandbits(32):08x} is" for _ in range(tokens // 6)]
         text = [f"{line} {draw.randrange(10_000, 99_999)}." for line in lines]
         try:
             last = server.tokenized({"prompt": f"\n{text[-1]}\n{lines[-(number % 2)]}"})
-            ids = [*server.tokenized({"prompt": "\n".join(text[:-1])})[: tokens - len(last)], *last]
+            yield [*server.tokenized({"prompt": "\n".join(text[:-1])})[: tokens - len(last)], *last]
         except KvtuneError:
-            ids = [draw.randrange(*RANDOM_IDS) for _ in range(tokens)]
-        made.append(ids)
-    return made
+            yield [draw.randrange(*RANDOM_IDS) for _ in range(tokens)]
 
 
-class Compared(msgspec.Struct, frozen=True):
+class Compared(Struct, frozen=True):
     """A request's answer beside the cold one. `taken`: it is proved to be a hit of its path. `age`: requests since.
 
     `number`: of its prompt. `repeats`: whether the hit was wrong as often as it was asked for again.
@@ -134,126 +132,106 @@ class Compared(msgspec.Struct, frozen=True):
     repeats: bool = False
 
 
-@dataclass
-class Course:
-    """One check. `counts`: counters tell what hits. `sent`: requests; `computed`: their prompt tokens that missed.
-
-    `say` is told what begins. Without it nothing is sent: what a check would send at most is counted. `salts`: the last
-    under which each prompt was primed as a whole; `kept`: those of an earlier check.
-    """
+class Course(Asked, dict=True):
+    """One check. `counts`: counters tell what hits. `colds`: each prompt's number, tokens and cold answer."""
 
     server: Server
-    model: str
-    layout: paths.Layout
-    prompts: Sequence[list[int]]
     tokens: int
     fill: bool
-    kept: Sequence[str] = ("",)
-    say: Callable[[str], None] | None = None
-    compared: list[Compared] = field(default_factory=list)
-    sent: int = 0
-    computed: int = 0
-    counts: bool = False
 
-    def run(self) -> Course:
-        """Ask for the cold answers, alone and in batches, which compute them in other parts, and for each path's."""
-        self.salts = [""] * len(self.prompts)
+    def run(self, say: Callable[[str], None] | None = None) -> Course:
+        """Ask for the cold answers, alone and in batches, which compute them in other parts, and for each path's.
+
+        `say` is told what begins. Without it nothing is sent: what a check would send at most is counted.
+        """
+        self.say, self.compared, self.counts = say, list[Compared](), self.layout.tier or any(self.salts)
         self.fitting = self.layout.pool // (2 * max(map(len, self.prompts)))
-        ask = partial(self.ask, tokens=self.tokens)
-        self.colds = [(number, ids, ask(ids)[0][0]) for number, ids in enumerate(self.prompts)]
+        self.why_not = {name: paths.why_not(name, self.layout, self.salts, self.fill) for name in paths.PATHS}
+        self.colds = [(number, ids, self.ask(ids)[0][0]) for number, ids in enumerate(self.prompts)]
         for size in (1, 2, max(2, self.fitting)):
             for start in range(0, len(self.colds), size):
                 self._again(*self.colds[start : start + size])
-        for name in list(paths.PATHS)[1:]:
-            if not (self.unsalted or paths.why_not(name, self.layout, self.kept, self.fill)):
+        for name in [*paths.PATHS][1:]:
+            self.unsalted = sum(row.path in paths.COLD and not row.taken for row in self.compared)
+            if not (self.unsalted or self.why_not[name]):
                 self._take(name)
         return self
 
     def seconds(self) -> float:
         """Return how long the server would take at its pace until now; 0 if it has answered nobody."""
-        prefill, decode, asked, hit, made = (self.server.scrape().get(name) or 0.0 for name in PACE)
-        if made and asked > hit:
-            return self.computed * prefill / (asked - hit) + self.sent * self.tokens * decode / made
-        return 0.0
-
-    @property
-    def unsalted(self) -> int:
-        """How many requests hit although nobody had used their cache_salt."""
-        return sum(row.path in paths.COLD and not row.taken for row in self.compared)
-
-    @property
-    def limit(self) -> float:
-        return limit(row.nats for row in self.compared if row.path == "null")
+        scrape = self.server.scrape()
+        spent, made = served(scrape), scrape.get("generation_tokens")
+        queries, hits, _ = (scrape.get(name) or 0.0 for name in COUNTERS)
+        if not made or queries <= hits:
+            return 0.0
+        prefill_s, decode_s = spent["prefill_s"] / (queries - hits), spent["decode_s"] / made
+        return self.computed_tokens * prefill_s + self.requests * self.tokens * decode_s
 
     def _again(self, *asked: tuple[int, Sequence[int], Answer]) -> None:
         """Ask for cold answers again, in one batch. Only those that are alone have a salt of their own."""
-        answers, cached, _ = self.ask(*(ids for _, ids, _ in asked), tokens=self.tokens)
+        answers, cached, _ = self.ask(*(ids for _, ids, _ in asked))
         for (number, ids, cold), answer in zip(asked, answers, strict=True):
             taken = len(asked) > 1 or not cached
             self.compared.append(Compared("null", number, ids, cold, answer, distance(cold, answer), taken))
+        self.limit_nats = limit(row.nats for row in self.compared if row.path == "null")
 
     def _take(self, name: str) -> None:
         """Ask for one path's answers, as many prompts at a time as fit if the cache is cleared for it."""
         if self.say:
             self.say(paths.PATHS[name])
-        beyond, size = self.limit, max(1, self.fitting) if name in paths.FILLED else 1
+        beyond, size = self.limit_nats, max(1, self.fitting) if name in paths.FILLED else 1
+        salts = self.salts if name == "kept" else [token_hex(16) for _ in self.prompts]
         for first in range(0, len(self.prompts), size):
-            since, primed = self.sent, []
+            since, primed = self.requests, []
             for number in range(len(self.prompts))[first : first + size]:
                 plan = paths.way(name, self.layout, self.prompts, number, self.tokens)
-                salt, start = self.kept[number] if name == "kept" else token_hex(16), []
                 for ids in plan.primers:
-                    (answer,), *_ = self.ask(ids, salt=salt, tokens=self.tokens if plan.turn else 1)
-                    start = [*ids, *(int(name[9:]) for name in answer.tokens)] if plan.turn else []
-                    if ids is self.prompts[number]:
-                        self.salts[number] = salt
-                primed.append((number, plan, salt, start))
+                    (answer,), *_ = self.ask(ids, salt=salts[number], tokens=0 if name == "turn" else 1)
+                if name == "turn":
+                    turn = [*plan.primers[0], *(int(token[9:]) for token in answer.tokens)]
+                    plan = plan._replace(ids=[*turn, *plan.ids[len(turn) :]])
+                primed.append((number, plan))
             if name == "full":  # an eighth of what was primed goes
-                self._fill(self.layout.pool - sum(len(plan.ids) for _, plan, *_ in primed) * 7 // 8)
+                self._evict(self.layout.pool - sum(len(plan.ids) for _, plan in primed) * 7 // 8)
             elif name in paths.FILLED:
-                self._empty()
-            for number, plan, salt, start in reversed(primed):
-                for primer in plan.later:
-                    self.ask(primer, salt=salt)
-                ids = [*start, *plan.ids[len(start) :]]
-                cold = self.ask(ids, tokens=self.tokens)[0][0] if plan.other else self.colds[number][2]
-                age = self.sent - since
-                hit = partial(self.ask, ids, salt=salt, tokens=self.tokens)
+                self._evict(int(TURNED_OVER * self.layout.pool), reset=True)
+            for number, plan in reversed(primed):
+                for ids in plan.later:
+                    self.ask(ids, salt=salts[number], tokens=1)
+                cold = self.ask(plan.ids)[0][0] if name in ("turn", "long") else self.colds[number][2]
+                hit, age = partial(self.ask, plan.ids, salt=salts[number]), self.requests - since
                 (answer,), cached, loaded = hit()
-                taken = cached in plan.hits and (cached > loaded, loaded > 0) == (plan.local, plan.loaded)
+                taken = cached in plan.hits and (cached > loaded if loaded else None) == paths.TIER.get(name)
                 nats = distance(cold, answer)
                 repeats = taken and name not in paths.COLD and nats > beyond
                 if repeats:  # a rare noise, or a fault?
                     repeats = all(distance(cold, hit()[0][0]) > beyond for _ in range(AGAIN))
-                    self._again((number, ids, cold), self.colds[number - 1])
-                row = Compared(name, number, ids, cold, answer, nats, taken, cached, age, repeats)
+                    self._again((number, plan.ids, cold), self.colds[number - 1])
+                row = Compared(name, number, plan.ids, cold, answer, nats, taken, cached, age, repeats)
                 self.compared.append(row)
+        if name in ("whole", *paths.FILLED):
+            self.salts = salts
 
-    def _fill(self, wanted: int) -> None:
-        """Fill the pool with tokens of other prompts."""
-        for _ in range(wanted // len(self.prompts[0]) + 1):
-            self.ask(SystemRandom().sample(self.prompts[0], len(self.prompts[0])))
-
-    def _empty(self) -> None:
-        """Empty the cache: the server does so only with VLLM_SERVER_DEV_MODE=1."""
+    def _evict(self, wanted: int, reset: bool = False) -> None:
+        """Fill the pool with tokens of other prompts, or `reset` it: servers do so only with VLLM_SERVER_DEV_MODE=1."""
         with contextlib.suppress(KvtuneError):
-            if self.say and self.server.client.ask("/reset_prefix_cache", {}) is not None:
+            if reset and self.say and self.server.client.ask("/reset_prefix_cache", {}) is not None:
                 return
-        self._fill(int(TURNED_OVER * self.layout.pool))
+        for _ in range(wanted // len(self.prompts[0]) + 1):
+            self.ask(SystemRandom().sample(self.prompts[0], len(self.prompts[0])), tokens=1)
 
-    def ask(self, *asked: Sequence[int], salt: str = "", tokens: int = 1) -> tuple[list[Answer], int, int]:
-        """Send prompts that are computed together. Without `salt` nobody has used theirs.
+    def ask(self, *asked: Sequence[int], salt: str = "", tokens: int = 0) -> tuple[list[Answer], int, int]:
+        """Send prompts, computed together. Without `salt` nobody has used theirs. `tokens`: 0 for `self.tokens`.
 
         Return their answers, the tokens that were cached, and of them those that a connector loaded. They are 0 if the
         server does not say it, or answered others meanwhile.
         """
-        size = sum(map(len, asked))
-        self.sent, self.computed = self.sent + 1, self.computed + size
+        size, salt, tokens = sum(map(len, asked)), salt or token_hex(16), tokens or self.tokens
+        self.requests, self.computed_tokens = self.requests + 1, self.computed_tokens + size
         if not self.say:
             return [Answer([], []) for _ in asked], 0, 0
         before = self.server.scrape() if self.counts else None
-        body = {"model": self.model, "prompt": [list(ids) for ids in asked], **FIELDS}
-        body |= {"max_tokens": tokens, "cache_salt": salt or token_hex(16)}
+        body = FIELDS | {"model": self.model, "prompt": asked, "max_tokens": tokens, "cache_salt": salt}
         try:
             read = self.server.client.json("/v1/completions", _Completion, body, seconds=ANSWER_S)
         except StatusError as error:
@@ -263,13 +241,13 @@ class Course:
         if [sum(map(contains, each.tops, each.tokens)) for each in made] != [tokens] * len(asked):
             what = f"{self.server.base} does not answer with the ids and logprobs of tokens"
             raise KvtuneError(what, "ask vLLM itself: a gateway may change answers")
-        cached = (read.usage.prompt_tokens_details or {}).get("cached_tokens")
-        self.counts, loaded, end = self.counts or cached is None, 0, time.monotonic() + COUNTED_S
+        (*_, hits), loaded, end = counts_of(read.usage), 0, time.monotonic() + COUNTED_S
+        self.counts, cached = self.counts or hits < 0, max(0, hits)
         while before is not None:
             between = Between(before, self.server.scrape())
             queries, local, loaded = (int(between.counted(name) or 0) for name in COUNTERS)
             if queries or time.monotonic() > end:
                 cached, loaded = (local + loaded, loaded) if queries == size else (0, 0)
                 break
-        self.computed -= cached or 0
-        return made, cached or 0, loaded
+        self.computed_tokens -= cached
+        return made, cached, loaded

@@ -15,13 +15,11 @@ from statistics import median
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
 from kvtune.base.statistics import fisher
 
 Verdict = Literal["differs", "cannot tell", "as cold", "not shown"]
-Tops = Mapping[str, float]
-Token = Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")]
+Token = Annotated[str, msgspec.Meta(pattern="^token_id:[0-9]{1,10}$")]
 Features = Mapping[str, str | int]
 
 # Fixed before anything was measured; docs/check.md has their error rates.
@@ -46,21 +44,17 @@ def distance(cold: Answer, other: Answer) -> float:
     """Return how far an answer is from the cold one of its prompt, in nats."""
     squares = 0.0
     for token, tops, its, others in zip(cold.tokens, cold.tops, other.tokens, other.tops, strict=False):
-        squares += _gap(token, tops, its, others) ** 2
+        both = tops.keys() & others.keys()
+        gap = min(MOST_NATS, median(abs(tops[each] - others[each]) for each in both)) if both else 0.0
+        if token != its:
+            gap = max(gap, (_margin(tops, token, its) + _margin(others, its, token)) / 2)
+        squares += gap**2
         if token != its:
             break
     return math.sqrt(squares / max(1, min(len(cold.tokens), len(other.tokens))))
 
 
-def _gap(token: str, tops: Tops, other: str, others: Tops) -> float:
-    common = tops.keys() & others.keys()
-    gap = min(MOST_NATS, median(abs(tops[each] - others[each]) for each in common)) if common else 0.0
-    if token == other:
-        return gap
-    return max(gap, (_margin(tops, token, other) + _margin(others, other, token)) / 2)
-
-
-def _margin(tops: Tops, chosen: str, other: str) -> float:
+def _margin(tops: Mapping[str, float], chosen: str, other: str) -> float:
     """Return by how much a token was chosen before another, at least: of one not among the first, a bound is known."""
     rest = 1.0 - sum(math.exp(min(0.0, value)) for value in tops.values())
     bound = min(*tops.values(), math.log(rest) if rest > 0 else -math.inf)
@@ -90,9 +84,8 @@ def judged(wrong: int, hits: int, seen: float, sure: bool = True) -> tuple[Verdi
 def common(hits: Sequence[tuple[Features, bool]]) -> str:
     """Say which feature tells wrong hits best; "" if chance may. `hits`: the features of each, whether it is wrong."""
     wrong, best, text, splits = [each for _, each in hits], LIKELY, "", {}
-    for name in reversed(
-        [*hits[0][0]] if hits else []
-    ):  # the plainest last, of those that the same hits have
+    names = [*hits[0][0]] if hits else []
+    for name in reversed(names):  # the plainest last, of those that the same hits have
         values = [features[name] for features, _ in hits]
         for value in set(values):
             splits[tuple(each == value for each in values)] = f"{name} {value}"

@@ -47,25 +47,17 @@ PATHS = {
     "tier": "from a tier alone",
     "mixed": "part local, part from a tier",
 }
-TIER, FILLED = ("kept", "tier", "mixed"), ("full", "tier", "mixed")
-"""On these a connector must load; before these the pool is filled, or emptied."""
+TIER, FILLED = {"kept": False, "tier": False, "mixed": True}, ("full", "tier", "mixed")
+"""On these a connector must load: all, or a part (True); before these the pool is filled, or emptied."""
 
 
 class Way(NamedTuple):
-    """A path of one prompt. `later`: primers after the cache was cleared. `turn`: the primer's answer is part of it.
-
-    `ids`: the tokens that are sent. Of them `hits` hit: some that are `local`, and some that a connector `loaded`.
-    `other`: their cold answer is not the prompt's.
-    """
+    """A path of one prompt: what is sent, and how much of it hits. `later`: primers after the cache was cleared."""
 
     ids: Sequence[int]
     primers: Sequence[Sequence[int]] = ()
-    later: Sequence[Sequence[int]] = ()
     hits: range = range(1, ANY)
-    local: bool = True
-    loaded: bool = False
-    turn: bool = False
-    other: bool = False
+    later: Sequence[Sequence[int]] = ()
 
 
 def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
@@ -79,54 +71,46 @@ def why_not(name: str, layout: Layout, kept: Sequence[str], fill: bool) -> str:
     if name in TIER and name != "kept" and not layout.tier:
         return "the server has no KV connector"
     if name in FILLED and not (fill and layout.pool):
-        return f"only with --fill: it evicts all that the server holds, {layout.pool:,} tokens"
+        evicts = f"only with --fill: it evicts all that the server holds, {layout.pool:,} tokens"
+        return evicts if layout.pool else "the server does not say how large its pool is"
     return ""
 
 
 def way(name: str, layout: Layout, prompts: Sequence[list[int]], number: int, tokens: int) -> Way:
     """Return how a path leads to a prompt; its primers go on as the prompt before it."""
     ids, other, small, block = prompts[number], prompts[number - 1], layout.blocks[0], layout.blocks[-1]
+
+    def part(end: int, count: int) -> list[int]:
+        """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
+        end = min(end, len(ids) - ENDS)
+        start = next((i for i in range(end % 89, len(other)) if other[i] != ids[end]), 0)
+        return [*ids[:end], *(other[start:] + other)[:count]][: (layout.longest or ANY) - 2]
+
     least = max(1, len(ids) * 3 // 4 // block * block - min(tokens // 2, block // 2))
-    near = layout.window // small * small + (1 - small, 1, small + 1, 2 * small)[number % 4]
-    edge = min(max(small + 1, near), len(ids) - ENDS)
+    edge = max(small + 1, layout.window // small * small + (1 - small, 1, small + 1, 2 * small)[number % 4])
     block = layout.blocks[number % len(layout.blocks)] if name == "inside" else block
     begin = len(ids) * (2 + number % 2) // 4 // block * block
     end = begin + (block // 2 + 1, min(5, block - 1), block - min(9, block // 3))[number % 3]
-    behind = parted(layout, ids, end, other, 2 * block)
-    later = [parted(layout, ids, end, other, 2)]
-    early = [parted(layout, ids, edge, other, count) for count in (2, small // 2)]
+    behind, hits = part(end, 2 * block), range(1, end + 1)
     start = len(ids) * (1 + number % 3) // 4 // small * small
     more = CHUNK + block + number * 37 % block - len(ids)
     long = [*islice(cycle(chain.from_iterable(prompts)), 1, max(0, more) + 1), *ids]  # no prompt begins it
-    wrong = [*ids[:start], *other[start : start + small], *ids[start + small :]]
     ways = {
-        "exchanged": Way(wrong, hits=range(1), local=False),
-        "kept": Way(ids, local=False, loaded=True),
-        "inside": Way(ids, [parted(layout, ids, end, other, max(1, block // 8))], hits=range(1, end + 1)),
-        "shortest": Way(ids, [parted(layout, ids, block + 3, other, 2)], hits=range(1, block + 4)),
-        "junction": Way(
-            ids, [behind[: end + block], [*behind[: end + 1], *behind[:end:-1]]], (), range(1, end + 1)
-        ),
-        "edge": Way(ids, early, hits=range(1, edge + 1)),
-        "turn": Way(ids, [ids[:least]], hits=range(least + 1, ANY), turn=True, other=True),
-        "long": Way(long, [long, long], other=True),
-        "tier": Way(ids, [ids, ids], local=False, loaded=True),
-        "mixed": Way(ids, [ids, ids], later, range(begin + 1, ANY), loaded=True),
+        "exchanged": Way([*ids[:start], *other[start : start + small], *ids[start + small :]], hits=range(1)),
+        "kept": Way(ids),
+        "inside": Way(ids, [part(end, max(1, block // 8))], hits),
+        "shortest": Way(ids, [part(block + 3, 2)], range(1, block + 4)),
+        "junction": Way(ids, [behind[: end + block], [*behind[: end + 1], *behind[:end:-1]]], hits),
+        "edge": Way(ids, [part(edge, 2), part(edge, small // 2)], range(1, edge + 1)),
+        "turn": Way(ids, [ids[:least]], range(least + 1, ANY)),
+        "long": Way(long, [long, long]),
+        "mixed": Way(ids, [ids, ids], range(begin + 1, ANY), [part(end, 2)]),
     }
     return ways.get(name, Way(ids, [ids, ids]))
-
-
-def parted(layout: Layout, ids: list[int], end: int, other: list[int], count: int) -> list[int]:
-    """Return the prompt's tokens up to `end`, and then `count` of another, of which the first differs."""
-    end = min(end, len(ids) - ENDS)
-    count = min(count, layout.longest - end - 2) if layout.longest else count
-    start = next((i for i in range(end % 89, len(other)) if other[i] != ids[end]), 0)
-    return [*ids[:end], *(other[start:] + other)[:count]]
 
 
 def length(layout: Layout, number: int) -> int:
     """Return a prompt's length: three blocks and more, longer than a window, and each ends elsewhere in a block."""
     block = layout.blocks[-1]
     least = max(LEAST_TOKENS, 3 * block + block // 2, layout.window + 3 * block)
-    wanted = least + number * 37 % max(64, block)
-    return min(wanted, layout.longest - 4 * ENDS) if layout.longest else wanted
+    return min(least + number * 37 % max(64, block), (layout.longest or ANY) - 4 * ENDS)

@@ -6,11 +6,10 @@ from typing import get_args
 
 import msgspec
 
-from kvtune.answers.check.course import Compared, Course
+from kvtune.answers.check.course import Asked, Compared, Course
 from kvtune.answers.check.judge import RARE, Features, Verdict, common, judged
-from kvtune.answers.check.paths import COLD, PATHS, TIER, Layout, why_not
+from kvtune.answers.check.paths import COLD, PATHS, TIER, Layout
 from kvtune.base.statistics import fisher
-from kvtune.data.show.terminal import one_line
 
 
 class OfPath(msgspec.Struct, frozen=True):
@@ -31,56 +30,41 @@ class OfPath(msgspec.Struct, frozen=True):
     more: int
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class Check(Asked, kw_only=True):
     """`cold`: cold answers compared with each other; `exchanged`: answers to prompts with a block of another one.
 
-    `unsalted`: requests with a fresh cache_salt that hit all the same. `differ`: the wrong hits.
+    `differ`: the wrong hits.
     """
 
     schema: int = 1
     url: str
-    model: str
     version: str
     verdict: Verdict
-    requests: int
-    computed_tokens: int
-    layout: Layout
-    limit_nats: float
-    unsalted: int
     cold: OfPath
     exchanged: OfPath
     paths: list[OfPath]
     differ: list[Compared]
     common: str
-    prompts: list[list[int]]
-    salts: list[str]
 
 
 def answer(course: Course) -> Check:
     """Judge what was asked. The worst of the paths' verdicts is that of the check."""
-    beyond = course.limit
+    beyond = course.limit_nats
     exchanges = [row.nats > beyond for row in course.compared if row.path == "exchanged"]
     seen = sum(exchanges) / max(1, len(exchanges))
     cold, exchanged, *paths = (_of_path(name, course, beyond, seen) for name in PATHS)
     worst = min((each.verdict for each in paths), key=get_args(Verdict).index)
     hits = [(row, row.nats > beyond) for row in course.compared if row.path not in COLD and row.taken]
     return Check(
+        **{name: getattr(course, name) for name in Asked.__struct_fields__},
         url=course.server.base,
-        model=one_line(course.model),
         version=course.server.version(),
         verdict="differs" if course.unsalted else worst,
-        requests=course.sent,
-        computed_tokens=course.computed,
-        layout=course.layout,
-        limit_nats=beyond,
-        unsalted=course.unsalted,
         cold=cold,
         exchanged=exchanged,
         paths=paths,
         differ=[row for row, wrong in hits if wrong],
         common=common([(features(row, course.layout), wrong) for row, wrong in hits]),
-        prompts=[*course.prompts],
-        salts=course.salts,
     )
 
 
@@ -97,12 +81,11 @@ def features(row: Compared, layout: Layout) -> Features:
 
 def _of_path(name: str, course: Course, beyond: float, seen: float) -> OfPath:
     rows = [row for row in course.compared if row.path == name]
-    hits, colds = [row for row in rows if row.taken], sum(row.path == "null" for row in course.compared)
-    asked, count, wrong = len(rows), len(hits), sum(row.nats > beyond for row in hits)
-    lasts = any(row.repeats and row.nats > beyond for row in hits)
-    sure = lasts or fisher(wrong, count, wrong, count + colds) < RARE
-    why = why_not(name, course.layout, course.kept, course.fill)
-    why = why or ("" if hits else "no request hit like that")
+    hits = [row for row in rows if row.taken]
+    repeats = [row.repeats for row in hits if row.nats > beyond]
+    count, wrong, colds = len(hits), len(repeats), sum(row.path == "null" for row in course.compared)
+    sure = any(repeats) or fisher(wrong, count, wrong, count + colds) < RARE
+    why = course.why_not[name] or ("" if hits else "no request hit like that")
     equal = sum(row.cold.tokens == row.answer.tokens for row in hits)
     nats = max((row.nats for row in hits), default=0.0)
-    return OfPath(name, why, asked, count, wrong, equal, nats, *judged(wrong, count, seen, sure))
+    return OfPath(name, why, len(rows), count, wrong, equal, nats, *judged(wrong, count, seen, sure))

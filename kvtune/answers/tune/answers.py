@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from kvtune.answers.check.course import Course, layout_of, prompts
 from kvtune.answers.check.document import headline
@@ -17,7 +18,7 @@ from kvtune.lab.setup.setup import Setup
 from kvtune.servers.watch.server import Server
 
 PROMPTS, TOKENS = 24, 8
-"""With as many, a fault in one of ten hits is seen with 92 %, if each answer tells a block exchanged."""
+"""They show a fault in one of ten hits with 92 %, if each answer tells a block exchanged."""
 START_S, LOOK_S = 900.0, 1.0
 
 
@@ -27,15 +28,12 @@ def checked(setup: Setup, bench: EngineBench, clock: Clock) -> tuple[bool, str]:
     if flag_value(words, "load-format") == "dummy":  # all of its answers are alike
         return False, ""
     try:
-        with bench.serve(setup) as (url, ended):
-            server = Server(url)
-            try:
-                _until_up(server, ended, clock)
-                layout = layout_of(server, shape_at_hand)
-                asked = server, server.card().id, layout, prompts(server, layout, PROMPTS, 0), TOKENS, False
-                made = answer(Course(*asked, say=lambda path: None).run())
-            finally:
-                server.close()
+        with bench.serve(setup) as (url, ended), closing(Server(url)) as server:
+            _until_up(server, ended, clock)
+            layout = layout_of(server, shape_at_hand)
+            asked = [*prompts(server, layout, PROMPTS, 0)], [""] * PROMPTS, server, TOKENS, False
+            course = Course(*asked, model=server.card().id, layout=layout)
+            made = answer(course.run(lambda path: None))
     except KvtuneError as error:
         return False, f"its hits were not checked: {error.message}"
     return made.verdict == "differs", f"its server was checked: {headline(made)}"

@@ -289,11 +289,11 @@ def _engine_result(
     if confirmed.winner is not None and isinstance(s.setup.device, Real):
         progress.phase("the hits of the winner's server")
         bench = s.lab.engine(s.output, probe="off")
-        wrong, told = checked(s.setup.with_knobs(confirmed.winner.settings), bench, s.lab.clock())
+        wrong, sentence = checked(s.setup.with_knobs(confirmed.winner.settings), bench, s.lab.clock())
         if wrong:
-            confirmed = replace(confirmed, winner=None, why=told)
-        elif told:
-            why.append(told)
+            confirmed = replace(confirmed, winner=None, why=sentence)
+        elif sentence:
+            why.append(sentence)
     winner, leader = confirmed.winner, confirmed.leader
     if winner is not None:
         _keep(recipe_of(s.setup, s.by, confirmed, winner, simulated), s)

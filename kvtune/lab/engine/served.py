@@ -11,13 +11,15 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtune.base import children
-from kvtune.base.files import appending
+from kvtune.base.files import appending, read_regular
 from kvtune.base.scratch import scratch
 from kvtune.data.flags import flag_value
 from kvtune.lab.engine.faults import last_lines
 from kvtune.lab.engine.messages import LOG_FILE
 from kvtune.lab.engine.process import born, kill_tree
 
+MOST_BYTES = 64 << 20
+"""Size limit of a log that is read."""
 GRACE_S = 15.0
 """Seconds for the server to shut the engine down before it is killed."""
 
@@ -48,8 +50,10 @@ def served(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[tup
         began = born(server.pid)
 
         def ended() -> str:
-            lines = last_lines((folder / LOG_FILE).read_text(errors="replace"))
-            return "" if server.poll() is None else lines[-1] if lines else f"exit code {server.returncode}"
+            if server.poll() is None:
+                return ""
+            lines = last_lines(read_regular(folder / LOG_FILE, MOST_BYTES).decode(errors="replace"))
+            return [f"exit code {server.returncode}", *lines][-1]
 
         try:
             yield f"http://127.0.0.1:{port}", ended

@@ -50,7 +50,7 @@ def read_answer(content: bytes, kind: str, encoding: str = "", choices: int = 1)
         usage = {**usage, **{name: value for name, value in (counts or {}).items() if value is not None}}
         error = error or _error(part)
         _ids_of(inner, prompts, answer, choices)
-    return Answer(*_counts(usage), tuple(prompts[n] for n in sorted(prompts)), answer, error)
+    return Answer(*counts_of(usage), tuple(prompts[n] for n in sorted(prompts)), answer, error)
 
 
 def _parts(plain: bytes, kind: str) -> Iterator[Mapping[str, Any]]:
@@ -88,7 +88,7 @@ def _count(row: Mapping[str, Any], *names: str) -> int:
     return next((v for v in values if type(v) is int and 0 <= v <= MOST_TOKENS), -1)
 
 
-def _counts(usage: Mapping[str, Any]) -> tuple[int, int, int]:
+def counts_of(usage: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return prompt tokens, output tokens and hits. Anthropic's input tokens leave out what the cache has or takes."""
     prompt, output = (
         _count(usage, "prompt_tokens", "input_tokens"),

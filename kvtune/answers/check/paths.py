@@ -14,8 +14,8 @@ import msgspec
 
 LEAST_TOKENS, CHUNK = 400, 2048
 """The least length of a prompt, and the one beyond which most servers compute it in several steps."""
-ANY, ENDS = 1 << 40, 40
-"""More tokens than any prompt has; tokens at a prompt's end that no primer has."""
+ANY, ENDS, KERNEL = 1 << 40, 40, 64
+"""More tokens than any prompt has; those at its end that no primer has; what a kernel of states computes together."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

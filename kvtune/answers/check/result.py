@@ -8,7 +8,7 @@ import msgspec
 
 from kvtune.answers.check.course import Asked, Compared, Course
 from kvtune.answers.check.judge import RARE, Features, Verdict, common, judged
-from kvtune.answers.check.paths import COLD, PATHS, TIER, Layout
+from kvtune.answers.check.paths import COLD, KERNEL, PATHS, TIER, Layout
 from kvtune.base.statistics import fisher
 
 
@@ -74,7 +74,7 @@ def features(row: Compared, layout: Layout) -> Features:
     shown = {"the hit is": "from a tier" if row.path in TIER else "local", "the hit ends": end}
     figures = {"the hit is of": row.cached, "requests since it was primed": row.age}
     figures |= {"the prompt's number": row.number}
-    for block in layout.blocks:
+    for block in (*layout.blocks, KERNEL):
         figures |= {f"hit mod {block}": row.cached % block, f"prompt mod {block}": len(row.ids) % block}
     return shown | {"the path is": PATHS[row.path]} | figures
 

@@ -35,8 +35,8 @@ def checked(setup: Setup, bench: EngineBench, clock: Clock) -> tuple[bool, str]:
             course = Course(*asked, model=server.card().id, layout=layout)
             made = answer(course.run(lambda path: None))
     except KvtuneError as error:
-        return False, f"its hits were not checked: {error.message}"
-    return made.verdict == "differs", f"its server was checked: {headline(made)}"
+        return False, f"hits of the best setting were not checked: {error.message}"
+    return made.verdict == "differs", f"check of the best setting: {headline(made)}"
 
 
 def _until_up(server: Server, ended: Callable[[], str], clock: Clock) -> None:

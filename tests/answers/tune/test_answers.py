@@ -51,14 +51,17 @@ def toys(toy: Toy | None) -> Toys:
 
 def test_hits_of_a_winners_server_are_told_as_cold_or_wrong() -> None:
     wrong, told = checked(SETUP, toys(Toy()), Skipping())
-    assert not wrong and told.startswith("its server was checked: hits: ") and "answer as cold" in told
+    assert not wrong and told.startswith("check of the best setting: hits: ") and "answer as cold" in told
     wrong, told = checked(SETUP, toys(Toy(wrong=lambda hit: hit.cached > 100)), Skipping())
     assert wrong and "hits differ from the cold answer" in told
 
 
 def test_a_server_that_does_not_start_decides_nothing_and_random_weights_are_not_served() -> None:
     wrong, told = checked(SETUP, toys(None), Skipping())
-    assert not wrong and told == "its hits were not checked: its server did not start: out of memory"
+    assert (
+        not wrong
+        and told == "hits of the best setting were not checked: its server did not start: out of memory"
+    )
     assert checked(Setup(model="tiny-opt"), toys(None), Skipping()) == (False, "")
 
 

@@ -14,13 +14,25 @@ from typing import Any
 import psutil
 import pytest
 
+from kvtune.answers.check.paths import KERNEL
 from kvtune.answers.tune.answers import checked
 from kvtune.base.clock import Clock
 from kvtune.lab.engine.profile import EngineBench
 from kvtune.lab.setup.setup import Setup
 from kvtune.plugin.core.plugin import MODULES
 from tests.faults.kvtune_test_faults import VARIABLE
-from tests.lab.engine.checked import ADAPTERS, FAULTS, FORGOTTEN, PLANTS, SERVERS, check, plant, server, wrong
+from tests.lab.engine.checked import (
+    ADAPTERS,
+    FAULTS,
+    FORGOTTEN,
+    PLANTS,
+    ROUNDED,
+    SERVERS,
+    check,
+    plant,
+    server,
+    wrong,
+)
 from tests.weights.kvtune_test_weights import LOAD_FORMAT
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
@@ -75,6 +87,14 @@ def test_a_fault_of_vllm_is_found(tmp_path: Path) -> None:
         code, answer = check(base, "--prompts", str(SLOW))
     assert (code, answer["verdict"]) == (1, "differs") and wrong(answer)["whole"][0] == 0
     assert answer["common"].startswith("all where the path is a prompt of several chunks")
+
+
+def test_hits_inside_a_kernels_chunk_are_rounded_otherwise(tmp_path: Path) -> None:
+    """As cold answers are that are cut there. Without a fault, other hits are equal to the bit."""
+    with server(tmp_path, ROUNDED) as base:
+        _, answer = check(base, "--prompts", str(SLOW))
+    assert {each["cached"] % KERNEL for each in answer["differ"]} <= {KERNEL // 2}
+    assert {each["path"] for each in answer["differ"]} <= {"inside"}
 
 
 @pytest.mark.parametrize("switch", ["whole_states", "keep_states"])

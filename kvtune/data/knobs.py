@@ -373,7 +373,7 @@ class CoreSettings:
         group="gc",
     )
     whole_states: bool = _switch(
-        False, "Mamba-2 on the CPU: end prefill chunks where a state is kept (`packed` implies it)"
+        False, "hybrids on the CPU: end prefill chunks where a state is kept (`packed` implies it)"
     )
     packed: bool = _switch(
         False,

@@ -237,4 +237,4 @@ def _install_whole_states(*, asked: bool) -> None:
     if current_platform.is_cpu():
         STATE.patches.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
     elif asked:
-        state.note("whole_states: only the CPU's Mamba-2 needs it, nothing is changed on this device")
+        state.note("whole_states: only hybrids on a CPU need it, nothing is changed on this device")

@@ -65,7 +65,7 @@ def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch:
     try:
         packed.install(parse({"whole_states": True}))
         assert not [patch for patch in STATE.patches.installed() if patch.part == packed.PART]
-        assert any("only the CPU's Mamba-2 needs it" in note for note in state.state()["notes"])
+        assert any("only hybrids on a CPU need it" in note for note in state.state()["notes"])
     finally:
         STATE.reset()
 

@@ -136,7 +136,7 @@ FEATURES: tuple[tuple[str, str, int], ...] = (
     ("check: prompts of several chunks, minutes, the flag; published answers", "bench", 88),
     ("hits of hybrids on a CPU are right, or doctor says why not", "kvtune/plugin", 18),
     ("hits of hybrids on a CPU are right, or doctor says why not", "kvtune/answers", 14),
-    ("hits of hybrids on a CPU are right, or doctor says why not", "tests", 63),
+    ("hits of hybrids on a CPU are right, or doctor says why not", "tests", 64),
     ("tune: a winner is served once, and its hits are checked", "kvtune/answers", 68),
     ("tune: a winner is served once, and its hits are checked", "kvtune/lab", 81),
     ("tune: a winner is served once, and its hits are checked", "tests", 133),

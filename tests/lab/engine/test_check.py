@@ -64,7 +64,7 @@ def prompts(name: str) -> int:
 def as_cold(answer: dict[str, Any], asked: int) -> None:
     """No hit is wrong, and paths that were shown often enough are as cold."""
     shown = wrong(answer)
-    assert {"whole", "shortest", "junction"} <= set(shown) and not any(each for each, _ in shown.values())
+    assert {"whole", "junction"} <= set(shown) and not any(each for each, _ in shown.values())
     told = answer["exchanged"]
     assert told["wrong"] == told["hits"] == asked, "the answers say too little of their prompts"
     verdict = "as cold" if asked >= ENOUGH else "cannot tell"
@@ -77,6 +77,7 @@ def test_hits_of_stock_answer_as_cold(name: str, tmp_path: Path) -> None:
         _, answer = check(base, "--prompts", str(prompts(name)), "--fill")
     as_cold(answer, prompts(name))
     shown = set(wrong(answer))
+    assert "shortest" in shown or name in ("windows of other heads", "draft model")
     assert "full" in shown and (name != "windows" or "edge" in shown)
     assert ({"tier", "mixed"} <= shown) == answer["layout"]["tier"] == (name == "host tier")
 

@@ -7,6 +7,7 @@ from contextlib import closing
 
 from kvtune.answers.check.course import Course, layout_of, prompts
 from kvtune.answers.check.document import headline
+from kvtune.answers.check.paths import KERNEL
 from kvtune.answers.check.result import answer
 from kvtune.base.clock import Clock
 from kvtune.base.errors import KvtuneError
@@ -36,7 +37,9 @@ def checked(setup: Setup, bench: EngineBench, clock: Clock) -> tuple[bool, str]:
             made = answer(course.run(lambda path: None))
     except KvtuneError as error:
         return False, f"hits of the best setting were not checked: {error.message}"
-    return made.verdict == "differs", f"check of the best setting: {headline(made)}"
+    # Behind a hit inside what a kernel of states computes together, right answers are rounded otherwise, too.
+    wrong = made.unsalted or any(row.cached % KERNEL == 0 for row in made.differ)
+    return made.verdict == "differs" and bool(wrong), f"check of the best setting: {headline(made)}"
 
 
 def _until_up(server: Server, ended: Callable[[], str], clock: Clock) -> None:
